@@ -177,6 +177,7 @@ class CostChange:
     frozen: tuple[str, ...] = ()  #: Patterns of ``part.name`` of parameters that are not trained.
     parameters: tuple[ParameterCost, ...] = ()  #: Added parameters.
     communication: tuple[Communication, ...] = ()  #: Added or replaced.
+    note: str = ""  #: What ``plan`` shows beside the estimate, such as why nothing is saved.
     flops: float = 0.0
     """FLOPs added per step and rank; negative if fewer. Those of ``frozen``, ``parameters`` and
     ``ascend_activation_policy`` are derived and must not be included."""

@@ -102,6 +102,14 @@ def no_file(plugin: str, folder: str, error: OSError, nbytes: int) -> StorageErr
     )
 
 
+def warn_that_nothing_is_saved(plugin: str, why: str) -> None:
+    """Log that what a plugin moves takes the memory that it frees; not if there is no reason."""
+    if why:
+        import structlog
+
+        structlog.get_logger().warning("plugin.saves_nothing", plugin=plugin, why=why)
+
+
 def recomputed(ahead: Callable[[], RecomputeAhead] | None = None) -> ActivationTreatment:
     """Return the recomputation of parts of a layer, from the hidden state that they take, by
     Megatron's checkpoint: it restores the random generators of every parallel rank.

@@ -29,7 +29,14 @@ def cost_section(cost: Cost) -> Markup:
     if (time := cost.time) is not None:
         title = f"Estimated step time on {time.device}"
         figures.append(bar_figure(title, legend([*time.parts]), [_time(time)], _speed(time)))
-    return join([element("div", *figures, class_="bars"), _tables(kinds, cost)])
+    notes = [element("li", note) for note in cost.notes or ()]
+    return join(
+        [
+            element("div", *figures, class_="bars"),
+            element("ul", *notes, class_="note") if notes else None,
+            _tables(kinds, cost),
+        ]
+    )
 
 
 def _kinds(stages: Sequence[StageCost]) -> Iterator[_Stage]:

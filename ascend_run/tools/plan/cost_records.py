@@ -133,6 +133,8 @@ class Cost:
     """None without a device."""
     groups: tuple[GroupOptions, ...] | None = None
     """Process groups whose options plugins set; None if there are none."""
+    notes: tuple[str, ...] | None = None
+    """What plugins note about their changes; None if there is nothing."""
 
 
 @attrs.frozen(kw_only=True)

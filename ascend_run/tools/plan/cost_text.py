@@ -25,6 +25,7 @@ def cost_lines(cost: Cost) -> Iterator[str]:
     parts = stages[0].memory.parts
     header: _Row = ("pp", "parameters", *parts, "peak", "on the host", "when")
     yield from _indented(table(header, list(_rows(stages, _memory_rows))))
+    yield from _indented(f"note: {note}" for note in cost.notes or ())
     if rows := list(_rows(stages, _communication_rows)):
         yield ""
         yield "estimated communication of one rank in a step"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
 import attrs
@@ -54,6 +54,7 @@ def cost_data(config: RunConfig, layout: Layout, hooks: Hooks, device: str | Non
             for name, options in comm_options(config, layout, hooks, costs).items()
         )
         or None,
+        notes=tuple(dict.fromkeys(_notes(costs))) or None,
     )
 
 
@@ -74,6 +75,13 @@ def with_costs(prepared: PreparedRun, device: str | None = None) -> PreparedRun:
         one.group: CommOptions(buffer_mb=one.buffer_mb, why=one.why) for one in cost.groups or ()
     }
     return attrs.evolve(prepared, plan=plan, comm_options=options)
+
+
+def _notes(costs: Sequence[RankCost]) -> Iterator[str]:
+    for cost in costs:
+        for plugin, change in cost.changes.items():
+            if change.note:
+                yield f"{plugin}: {change.note}"
 
 
 def _stage(cost: RankCost, layout: Layout, device: CostDevice | None) -> StageCost:

@@ -73,7 +73,7 @@ def test_a_level_adds_its_members_before_the_cost(capsys: pytest.CaptureFixture[
 def test_the_keys_of_the_cost_are_in_their_order(capsys: pytest.CaptureFixture[str]) -> None:
     cost = planned(capsys)["cost"]
     (stage,) = cost["stages"]
-    assert keys(cost) == ("unit", "tokens", "stages", "time")
+    assert keys(cost) == ("unit", "tokens", "stages", "time", "notes")
     assert keys(stage) == STAGE
     assert keys(stage["memory"]) == MEMORY
     assert {keys(collective) for collective in stage["communication"]} == {COLLECTIVE}
@@ -85,6 +85,6 @@ def test_a_platform_without_a_known_device_has_no_times(
 ) -> None:
     monkeypatch.setattr("ascend_run.tools.plan.costs.device_of", lambda platform: None)
     cost = planned(capsys)["cost"]
-    assert keys(cost) == ("unit", "tokens", "stages")
+    assert keys(cost) == ("unit", "tokens", "stages", "notes")
     (stage,) = cost["stages"]
     assert {keys(collective) for collective in stage["communication"]} == {COLLECTIVE[:-1]}

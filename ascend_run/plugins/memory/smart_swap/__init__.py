@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Final
 
 import attrs
 
+from ascend_run.ops.transfer.file_folder import why_nothing_is_saved
 from ascend_run.plugin_api import (
     ActivationTreatment,
     CostChange,
@@ -21,18 +22,20 @@ from ascend_run.plugin_api import (
     Numerics,
     PipelineStage,
     RunConfig,
+    RunContext,
     SavedChange,
     Storage,
     Support,
     hookimpl,
 )
-from ascend_run.plugins.memory import in_flight, some_of
+from ascend_run.plugins.memory import in_flight, some_of, warn_that_nothing_is_saved
 
 if TYPE_CHECKING:
     from torch import nn
 
     from .engine import Engine
 
+_NAME: Final = "smart-swap"
 MODULES: Final = ("input_layernorm", "self_attention", "pre_mlp_layernorm", "mlp")
 """Modules of a layer, by Megatron's names, in execution order."""
 _PARTS: Final = dict(zip(MODULES, ("input_norm", "self_attention", "mlp_norm", "mlp"), strict=True))
@@ -74,7 +77,7 @@ class SmartSwap:
     """
 
     manifest = Manifest(
-        name="smart-swap",
+        name=_NAME,
         summary="swap the activations whose copies a profiled step shows to be overlapped",
         conflicts={
             "adaptive-recompute": "it measures what layers keep, which then is elsewhere; enable "
@@ -136,7 +139,8 @@ class SmartSwap:
             at_least=self.config.min_bytes,
             ahead=1,
         )
-        return CostChange(saved=(swapped,)) if moved else None
+        note = why_nothing_is_saved(config.platform)
+        return CostChange(saved=(swapped,), note=note) if moved else None
 
     @property
     def _tensors(self) -> tuple[str, ...]:
@@ -169,6 +173,10 @@ class SmartSwap:
             budget=int((options.activation_mb or 0.0) * _MIB),
             link=None if speed is None else Link(to_host=speed, to_device=speed),
         )
+
+    @hookimpl
+    def ascend_before_run(self, context: RunContext) -> None:
+        warn_that_nothing_is_saved(_NAME, why_nothing_is_saved(context.config.platform))
 
     @hookimpl
     def ascend_before_step(self) -> None:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Final
 
 import attrs
 
-from ascend_run.ops.transfer.file_folder import problems_of_folder
+from ascend_run.ops.transfer.file_folder import problems_of_folder, why_nothing_is_saved
 from ascend_run.plugin_api import (
     ActivationTreatment,
     CostChange,
@@ -34,6 +34,7 @@ from ascend_run.plugins.memory import (
     no_file,
     recomputed,
     some_of,
+    warn_that_nothing_is_saved,
 )
 
 if TYPE_CHECKING:
@@ -43,6 +44,7 @@ if TYPE_CHECKING:
 
 
 _NAME: Final = "swap-attention"
+_FOLDER: Final = "plugins.swap-attention.folder"
 MODULES: Final = ("input_layernorm", "self_attention", "pre_mlp_layernorm")
 """Submodules of a layer, by Megatron's names, in execution order."""
 _PARTS: Final = dict(zip(MODULES, ("input_norm", "self_attention", "mlp_norm"), strict=True))
@@ -110,7 +112,7 @@ class SwapAttention:
         return [*problems_of_folder(_NAME, self.config.folder, config.platform)]
 
     @hookimpl
-    def ascend_cost(self) -> CostChange:
+    def ascend_cost(self, config: RunConfig) -> CostChange:
         """Return the activations that are offloaded."""
         swapped = SavedChange(
             tensors=tuple(f"{_PARTS[name]}.*" for name in self.config.modules),
@@ -118,7 +120,7 @@ class SwapAttention:
             at_least=self.config.min_bytes,
             ahead=self.config.prefetch,
         )
-        return CostChange(saved=(swapped,))
+        return CostChange(saved=(swapped,), note=self._why_nothing_is_saved(config))
 
     @hookimpl
     def ascend_activation_policy(
@@ -153,6 +155,10 @@ class SwapAttention:
         )
 
     @hookimpl
+    def ascend_before_run(self, context: RunContext) -> None:
+        warn_that_nothing_is_saved(_NAME, self._why_nothing_is_saved(context.config))
+
+    @hookimpl
     def ascend_before_step(self) -> None:
         if self._swapper is not None:
             self._swapper.begin_step()
@@ -173,6 +179,9 @@ class SwapAttention:
                 unit="layers",
             ),
         ]
+
+    def _why_nothing_is_saved(self, config: RunConfig) -> str:
+        return why_nothing_is_saved(config.platform, _FOLDER, self.config.folder)
 
     def _readings(self, context: RunContext) -> Mapping[str, float]:
         """Return the bytes offloaded in the last step, and the number of late prefetches."""

@@ -8,7 +8,7 @@ from typing import Final
 
 import attrs
 
-from ascend_run.ops.transfer.file_folder import problems_of_folder
+from ascend_run.ops.transfer.file_folder import problems_of_folder, why_nothing_is_saved
 from ascend_run.plugin_api import (
     CostChange,
     Device,
@@ -20,16 +20,18 @@ from ascend_run.plugin_api import (
     Numerics,
     PipelineStage,
     RunConfig,
+    RunContext,
     Storage,
     Support,
     Wrapper,
     hookimpl,
 )
-from ascend_run.plugins.memory import no_file
+from ascend_run.plugins.memory import no_file, warn_that_nothing_is_saved
 
 from .buckets import OVERLAPPED, elements_at_once
 
 _NAME: Final = "swap-optimizer"
+_FOLDER: Final = "plugins.swap-optimizer.folder"
 
 
 @attrs.frozen(kw_only=True)
@@ -84,7 +86,12 @@ class SwapOptimizer:
         return CostChange(
             optimizer_storage=Storage.HOST if overlaps else Storage.FILE,
             optimizer_elements=elements_at_once(config, layout, rank, options.bucket_size, at_once),
+            note=self._why_nothing_is_saved(config),
         )
+
+    @hookimpl
+    def ascend_before_run(self, context: RunContext) -> None:
+        warn_that_nothing_is_saved(_NAME, self._why_nothing_is_saved(context.config))
 
     @hookimpl
     def ascend_mixed_precision_optimizer(
@@ -107,3 +114,6 @@ class SwapOptimizer:
             overlaps=folder is None,
             bucket_size=self.config.bucket_size,
         )
+
+    def _why_nothing_is_saved(self, config: RunConfig) -> str:
+        return why_nothing_is_saved(config.platform, _FOLDER, self.config.folder)

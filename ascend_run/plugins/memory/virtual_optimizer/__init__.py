@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Final, Literal
 
 import attrs
 
-from ascend_run.ops.transfer.file_folder import problems_of_folder
+from ascend_run.ops.transfer.file_folder import problems_of_folder, why_nothing_is_saved
 from ascend_run.plugin_api import (
     ANY,
     CostChange,
@@ -29,7 +29,7 @@ from ascend_run.plugin_api import (
     Wrapper,
     hookimpl,
 )
-from ascend_run.plugins.memory import no_file
+from ascend_run.plugins.memory import no_file, warn_that_nothing_is_saved
 
 if TYPE_CHECKING:
     from megatron.core.process_groups_config import ProcessGroupCollection
@@ -37,6 +37,7 @@ if TYPE_CHECKING:
     from ascend_run.ops.memory.host_mapped import HostMapped
 
 _NAME: Final = "virtual-optimizer"
+_FOLDER: Final = "plugins.virtual-optimizer.folder"
 _GIB: Final = 2**30
 
 
@@ -102,10 +103,11 @@ class VirtualOptimizer:
         return [*self._problems(config, layout)]
 
     @hookimpl
-    def ascend_cost(self, rank: PipelineStage) -> CostChange:
+    def ascend_cost(self, config: RunConfig, rank: PipelineStage) -> CostChange:
         return CostChange(
             optimizer_storage=Storage.HOST if self.config.folder is None else Storage.FILE,
             optimizer_bytes=self._bytes_of(rank.pp_rank),
+            note=self._why_nothing_is_saved(config),
         )
 
     @hookimpl
@@ -132,6 +134,7 @@ class VirtualOptimizer:
 
         for model in context.models.values():
             refuse_other_optimizers(model.optimizer)
+        warn_that_nothing_is_saved(_NAME, self._why_nothing_is_saved(context.config))
 
     def _problems(self, config: RunConfig, layout: Layout) -> Iterator[str]:
         size = self.config.size
@@ -141,6 +144,9 @@ class VirtualOptimizer:
                 f"pipeline {layout.pp} stages; give one size for all of them, or one for each"
             )
         yield from problems_of_folder(_NAME, self.config.folder, config.platform)
+
+    def _why_nothing_is_saved(self, config: RunConfig) -> str:
+        return why_nothing_is_saved(config.platform, _FOLDER, self.config.folder)
 
     def _bytes_of(self, pp_rank: int) -> float:
         """Return the most bytes of states that a rank of a pipeline stage has on the host."""
