@@ -9,6 +9,7 @@ import attrs
 
 from ascend_run.plugin_api import (
     CostChange,
+    Layout,
     LegacyFlag,
     Manifest,
     Maturity,
@@ -22,7 +23,7 @@ from ascend_run.plugin_api import (
 )
 from ascend_run.plugins.optimizers import warn_of_unknown_names
 
-from .cost import gathered
+from .cost import muon_cost
 from .parameters import ADAMW, ALGORITHM, MUON, fused_rows, parameter_options
 
 if TYPE_CHECKING:
@@ -112,9 +113,8 @@ class Muon:
         self._groups: ProcessGroupCollection | None = None
 
     @hookimpl
-    def ascend_cost(self, config: RunConfig, rank: PipelineStage) -> CostChange:
-        item_bytes = 2 if self.config.ns_dtype == "bfloat16" else 4
-        return CostChange(communication=gathered(rank, self.config.adamw, item_bytes))
+    def ascend_cost(self, config: RunConfig, layout: Layout, rank: PipelineStage) -> CostChange:
+        return muon_cost(config, layout, rank, self.config)
 
     @hookimpl
     def ascend_fused_operators(self, groups: ProcessGroupCollection) -> None:

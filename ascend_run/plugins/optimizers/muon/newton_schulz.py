@@ -15,26 +15,31 @@ about [0.7, 1.2]."""
 EPSILON: Final = 1e-7
 
 
-def orthogonalized(matrix_AB: Tensor, num_steps: int, dtype: torch.dtype) -> Tensor:
+def orthogonalized(x: Tensor, num_steps: int) -> Tensor:
     """Return ``U f(f(...f(S / |S|))) V^T`` of ``U S V^T``, with |S| the Frobenius norm.
 
     Args:
-        matrix_AB: [..., A, B]; not modified.
-        dtype: That of the matmuls and of the result.
+        x: [..., A, B], in the dtype of the matmuls and of the result; not modified. It is freed
+            before the iterations if nothing else refers to it: they take the memory of two
+            matrices and of one Gram matrix.
 
     Numerics: the operations of ``torch.optim.Muon`` for one bfloat16 matrix, in their order.
     Source: https://kellerjordan.github.io/posts/muon.
     """
-    is_tall = matrix_AB.shape[-2] > matrix_AB.shape[-1]
-    x = matrix_AB.to(dtype)
+    is_tall = x.shape[-2] > x.shape[-1]
     x = x.mT if is_tall else x
     norm = torch.linalg.vector_norm(x, dim=(-2, -1), keepdim=True)
     x = x / norm.clamp(min=EPSILON)
-    a, b, c = COEFFICIENTS
     for _ in range(num_steps):
-        gram = x @ x.mT
-        x = _added(x, _added(gram, gram, gram, beta=b, alpha=c), x, beta=a, alpha=1.0)
+        x = _added(x, _polynomial(x), x, beta=COEFFICIENTS[0], alpha=1.0)
     return x.mT if is_tall else x
+
+
+def _polynomial(x: Tensor) -> Tensor:
+    """Return ``b X X^T + c (X X^T)^2``."""
+    _, b, c = COEFFICIENTS
+    gram = x @ x.mT
+    return _added(gram, gram, gram, beta=b, alpha=c)
 
 
 def _added(to: Tensor, left: Tensor, right: Tensor, *, beta: float, alpha: float) -> Tensor:

@@ -1,22 +1,23 @@
 """The optimizer; imports torch."""
 
 # A, B = rows and columns of a matrix, or of a tensor-parallel rank's shard of one; E = experts of a
-# rank; N = blocks of fused rows
+# rank; N = blocks of fused rows; P = tensor-parallel ranks
 
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 import attrs
 import torch
 from torch import Tensor
+from torch import distributed as dist
 
 from ascend_run.ops.elementwise.adamw import adamw_step_
-from ascend_run.ops.transfer.tensor_collectives import gather
 
 from .newton_schulz import orthogonalized
-from .parameters import ADAMW, ALGORITHM, MUON, ROWS, FusedRows
+from .parameters import ADAMW, ALGORITHM, MUON, ROWS, FusedRows, experts_at_once
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
@@ -80,36 +81,71 @@ class MuonWithAdamW(torch.optim.Optimizer):
             state["momentum_buffer"] = torch.zeros_like(parameter_AB)
         momentum_AB = state["momentum_buffer"]
         momentum_AB.lerp_(grad_AB, 1 - options.momentum)
-        update_AB = momentum_AB
-        if options.nesterov:
-            update_AB = grad_AB.lerp(momentum_AB, options.momentum)
-        lr = group["lr"] * options.lr_multiplier
+        lr, rows = group["lr"] * options.lr_multiplier, group[ROWS]
         parameter_AB.mul_(1 - lr * group["weight_decay"])
         shared_by = self.ranks.of(parameter_AB) if self.ranks else None
-        if shared_by is None:
-            self._add_directions(parameter_AB, update_AB, group[ROWS], lr)
+        if shared_by is not None:
+            self._move_shard(parameter_AB, momentum_AB, grad_AB, lr, rows, shared_by)
             return
-        dim: int = parameter_AB.partition_dim  # type: ignore[attr-defined]
-        shards = gather(update_AB.to(self._ns_dtype(parameter_AB)), 0, shared_by)
-        whole_AB = torch.cat(shards.unbind(), dim)
-        rows = _of_all_ranks(group[ROWS], shared_by.size())
-        moved_AB = torch.zeros_like(whole_AB, dtype=parameter_AB.dtype)
-        self._add_directions(moved_AB, whole_AB, rows, lr)
-        parameter_AB.add_(moved_AB.chunk(shared_by.size(), dim)[shared_by.rank()])
+        of_each = (matrices(t, rows) for t in (parameter_AB, momentum_AB, grad_AB))
+        for target, momentum, grad in zip(*of_each, strict=True):
+            self._move(target, momentum, grad, lr)
 
-    def _add_directions(
-        self, to_AB: Tensor, update_AB: Tensor, rows: FusedRows | None, lr: float
+    def _move(self, target: Tensor, momentum: Tensor, grad: Tensor, lr: float) -> None:
+        """Subtract the orthogonalized update, scaled, from whole matrices: of ``matrices``."""
+        # Nothing else refers to the update, so that the iterations free it.
+        update_AB = orthogonalized(
+            self._update(momentum, grad).to(self._ns_dtype(target)).flatten(-3, -2),
+            self.options.num_ns_steps,
+        )
+        scale = self._scale(*update_AB.shape[-2:])
+        target.add_(update_AB.reshape(target.shape), alpha=-lr * scale)
+
+    def _move_shard(
+        self,
+        parameter_AB: Tensor,
+        momentum_AB: Tensor,
+        grad_AB: Tensor,
+        lr: float,
+        rows: FusedRows | None,
+        shared_by: ProcessGroup,
     ) -> None:
-        """Subtract the orthogonalized matrices of an update, scaled, from a whole parameter."""
-        options, dtype = self.options, self._ns_dtype(to_AB)
-        for target, update in zip(matrices(to_AB, rows), matrices(update_AB, rows), strict=True):
-            whole_AB = update.flatten(-3, -2)
-            scale = options.extra_scale_factor * _scale(options.scale_mode, *whole_AB.shape[-2:])
-            direction_AB = orthogonalized(whole_AB, options.num_ns_steps, dtype)
-            target.add_(direction_AB.reshape(target.shape), alpha=-lr * scale)
+        """Do the same with this rank's shard of matrices, of which each rank gathers the update."""
+        ranks, rank = shared_by.size(), shared_by.rank()
+        shards = parameter_AB.new_empty(
+            ranks, *parameter_AB.shape, dtype=self._ns_dtype(parameter_AB)
+        )
+        shards[rank].copy_(self._update(momentum_AB, grad_AB))
+        dist.all_gather_into_tensor(shards.flatten(0, 1), shards[rank], group=shared_by)
+        has_rows = parameter_AB.partition_dim == parameter_AB.ndim - 2  # type: ignore[attr-defined]
+        for matrix in matrices_of_shards(shards if has_rows else shards.mT, rows):
+            orthogonalize_(matrix, self.options.num_ns_steps)
+        num_rows, num_columns = parameter_AB.shape[-2:]
+        if has_rows:
+            scale_A = parameter_AB.new_empty(ranks, num_rows, 1)
+            for scale in matrices_of_shards(scale_A, rows):
+                scale.fill_(self._scale(scale.numel(), num_columns))
+            parameter_AB.addcmul_(shards[rank], scale_A[rank], value=-lr)
+        else:
+            alpha = -lr * self._scale(num_rows, ranks * num_columns)
+            parameter_AB.add_(shards[rank], alpha=alpha)
+
+    def _update(self, momentum: Tensor, grad: Tensor) -> Tensor:
+        """Return what is orthogonalized."""
+        return grad.lerp(momentum, self.options.momentum) if self.options.nesterov else momentum
 
     def _ns_dtype(self, parameter: Tensor) -> torch.dtype:
         return torch.bfloat16 if self.options.ns_dtype == "bfloat16" else parameter.dtype
+
+    def _scale(self, num_rows: int, num_columns: int) -> float:
+        """Return the scale of an update; see ``MuonConfig``."""
+        ratio = num_rows / num_columns
+        of_mode = {
+            "spectral": math.sqrt(max(num_rows, num_columns)),
+            "unit_rms_norm": math.sqrt(ratio),
+            "shape_scaling": math.sqrt(max(1.0, ratio)),
+        }
+        return self.options.extra_scale_factor * of_mode[self.options.scale_mode]
 
     def _adamw_state(self, parameter: Tensor) -> dict[str, Tensor]:
         state: dict[str, Tensor] = self.state[parameter]
@@ -120,26 +156,28 @@ class MuonWithAdamW(torch.optim.Optimizer):
         return state
 
 
-def matrices(tensor_AB: Tensor, rows: FusedRows | None) -> tuple[Tensor, ...]:
-    """Return views of the matrices of a parameter, [N, A / N, B] each, or [E, N, A / N, B]."""
-    if rows is None:
-        return (tensor_AB.unsqueeze(-3),)
-    blocks = tensor_AB.unflatten(-2, (rows.num_blocks, -1))
-    unit = blocks.shape[-2] // sum(rows.shares)
-    found: tuple[Tensor, ...] = blocks.split([unit * share for share in rows.shares], dim=-2)
-    return found
+def matrices(tensor_AB: Tensor, rows: FusedRows | None) -> Iterator[Tensor]:
+    """Yield views of the matrices of a parameter, each [N, A / N, B]; of stacked ones, [E, N,
+    A / N, B] of as many experts as are orthogonalized at once."""
+    num_blocks = rows.num_blocks if rows else 1
+    return _of_blocks(tensor_AB.unflatten(-2, (num_blocks, -1)), rows)
 
 
-def _of_all_ranks(rows: FusedRows | None, size: int) -> FusedRows | None:
-    """Return the rows of a gathered parameter."""
-    if rows is None or not rows.by_rank:
-        return rows
-    return attrs.evolve(rows, num_blocks=rows.num_blocks * size)
+def matrices_of_shards(shards: Tensor, rows: FusedRows | None) -> Iterator[Tensor]:
+    """Yield the same of the rows of all ranks, [P, A / P, B] or [P, E, A / P, B]."""
+    if rows is None or rows.by_rank:
+        return _of_blocks(shards.movedim(0, -3), rows)
+    return matrices(shards.flatten(0, 1), rows)
 
 
-def _scale(mode: str, num_rows: int, num_columns: int) -> float:
-    """Return the scale of an update; see ``MuonConfig.scale_mode``."""
-    if mode == "spectral":
-        return math.sqrt(max(num_rows, num_columns))
-    ratio = num_rows / num_columns
-    return math.sqrt(max(1.0, ratio) if mode == "shape_scaling" else ratio)
+def _of_blocks(blocks: Tensor, rows: FusedRows | None) -> Iterator[Tensor]:
+    shares = rows.shares if rows else (1,)
+    unit = blocks.shape[-2] // sum(shares)
+    at_once = experts_at_once(blocks[0].numel()) if blocks.ndim > 3 else len(blocks)
+    for stack in blocks.split(at_once):
+        yield from stack.split([unit * share for share in shares], dim=-2)
+
+
+def orthogonalize_(matrix: Tensor, num_steps: int) -> None:
+    """Overwrite one of ``matrices``."""
+    matrix.copy_(orthogonalized(matrix.flatten(-3, -2), num_steps).reshape(matrix.shape))

@@ -18,6 +18,9 @@ ROWS: Final = "rows"
 _ALWAYS_ADAMW: Final = frozenset({"embedding", "output_layer", "gate_weight", "lora_A", "lora_B"})
 """Tables of tokens, the gate of the shared experts, which is one row, and low-rank factors."""
 
+_ELEMENTS_AT_ONCE: Final = 1 << 24
+"""Of stacked experts. A batch of so many keeps a device busy; more take memory alone."""
+
 
 @attrs.frozen
 class FusedRows:
@@ -52,3 +55,8 @@ def parameter_options(
     if not is_matrix or not {*_ALWAYS_ADAMW, *by_adamw}.isdisjoint(words):
         return {ALGORITHM: ADAMW}
     return {ALGORITHM: MUON, ROWS: fused.get(words[-1])}
+
+
+def experts_at_once(numel: int) -> int:
+    """Return of how many experts a parameter is orthogonalized in one batch; numel is of each."""
+    return max(1, _ELEMENTS_AT_ONCE // numel)

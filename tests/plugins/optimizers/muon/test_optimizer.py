@@ -222,7 +222,7 @@ def test_singular_values_follow_the_polynomial_and_vectors_stay(shape: tuple[int
     """Values that are not tiny come into [0.68, 1.2]."""
     matrix = draw(shape, 3, torch.float64)
     before = matrix.clone()
-    found = orthogonalized(matrix, 5, torch.float64)
+    found = orthogonalized(matrix, 5)
     assert torch.equal(matrix, before)
     left, values, right = torch.linalg.svd(matrix, full_matrices=False)
     values = values / values.square().sum(dim=-1, keepdim=True).sqrt()
@@ -237,7 +237,7 @@ def test_singular_values_follow_the_polynomial_and_vectors_stay(shape: tuple[int
 def test_a_matrix_of_zeros_has_no_direction() -> None:
     """As the momentum of an expert without tokens."""
     for dtype in (torch.bfloat16, torch.float32):
-        found = orthogonalized(torch.zeros(2, 3, 4), 5, dtype)
+        found = orthogonalized(torch.zeros(2, 3, 4, dtype=dtype), 5)
         assert found.dtype is dtype
         assert torch.equal(found, torch.zeros(2, 3, 4, dtype=dtype))
 

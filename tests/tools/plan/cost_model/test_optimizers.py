@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import pytest
 
-from ascend_run.testing.models import DENSE
+from ascend_run.testing.models import DENSE, MOE
 from ascend_run.testing.pool import GlooPool
 from benchmarks.memory_layouts import Case
 from benchmarks.memory_prediction import compare
@@ -18,7 +19,6 @@ CASES = (
     ("ema-adamw", LARGER),
     ("low-precision-optimizer", SMALLER),
     ("low-precision-optimizer", LARGER),
-    ("muon", LARGER),
     ("o2-bf16-optimizer", LARGER),
     ("o2-bf16-optimizer", NEAREST),
     ("reuse-fp32-param", SMALLER),
@@ -26,13 +26,41 @@ CASES = (
     ("swap-optimizer", LARGER),
     ("virtual-optimizer", LARGER),
 )
-TABLES = {
-    **DENSE,
+LITTLE = {
     "train.precision": "bf16",
     "train.global_batch_size": 1,
     "train.loss_chunk_bytes": 2**17,
 }
+TABLES = {**DENSE, **LITTLE}
 """The embedding and the output layer are nearly all parameters, and activations nothing."""
+DENSE_MATRICES = {
+    **DENSE,
+    **LITTLE,
+    "model.num_layers": 1,
+    "model.hidden_size": 256,
+    "model.ffn_hidden_size": 768,
+}
+MOE_MATRICES = {**MOE, **LITTLE, "model.num_layers": 1, "model.hidden_size": 64}
+TP = {"parallel.tensor_model_parallel_size": 2, "parallel.sequence_parallel": True}
+MATRICES: Mapping[str, tuple[int, dict[str, Any]]] = {
+    "dense": (1, DENSE_MATRICES),
+    "dense, float32": (
+        1,
+        {**DENSE_MATRICES, "train.precision": "fp32", "plugins.muon.ns_dtype": "float32"},
+    ),
+    "experts": (1, {**MOE_MATRICES, "model.moe_ffn_hidden_size": 2048}),
+    "tp2": (2, {**DENSE_MATRICES, **TP}),
+    "expert tp2": (
+        2,
+        {
+            **MOE_MATRICES,
+            **TP,
+            "parallel.expert_tensor_parallel_size": 2,
+            "model.moe_ffn_hidden_size": 1024,
+        },
+    ),
+}
+"""Matrices of the layers are nearly all parameters."""
 
 
 @pytest.mark.parametrize(
@@ -47,3 +75,12 @@ def test_an_update_takes_what_was_expected(
     (row,) = compare(case, gloo_pool)
     assert row["moment"] == "update"
     assert abs(row["off"]) <= 0.02, row
+
+
+@pytest.mark.needs_plugins("muon")
+@pytest.mark.parametrize("name", MATRICES)
+def test_an_update_of_matrices_takes_what_was_expected(gloo_pool: GlooPool, name: str) -> None:
+    ranks, values = MATRICES[name]
+    for row in compare(Case(name=name, ranks=ranks, plugins=("muon",), values=values), gloo_pool):
+        assert row["moment"] == "update"
+        assert abs(row["off"]) <= 0.02, row
