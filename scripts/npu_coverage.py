@@ -45,6 +45,7 @@ TESTS: Final = tuple(
         "test_attention",
         "test_linear",
         "test_platform_ops",
+        "test_swapped_memory",
         "test_device",
         "test_releases",
         "test_device_path",

@@ -31,12 +31,12 @@ ROOT = Path(__file__).parent.parent
 CACHE = ROOT / "build/npu_releases"
 OLDEST = Version("2.7")
 KEPT = re.compile(
-    r"npu_(fusion_attention|fused_infer_attention|rms_norm|add_rms_norm|add_layer_norm|layer_norm"
+    r"(empty_with_swapped_memory|npu_(fusion_attention|fused_infer_attention|rms_norm|add_rms_norm|add_layer_norm|layer_norm"
     r"|swiglu|gelu|geglu|rotary|apply_rotary|rotate|grouped_matmul|quant_grouped|moe_token|dropout"
     r"|moe_init_routing|moe_finalize_routing|moe_gating|ring_attention|mm_all_reduce|bmm_reduce"
     r"|mm_reduce_scatter|all_gather_base_mm|alltoall|all_to_all|quant_matmul|weight_quant|ffn"
     r"|bmmV2|linear|apply_adam|matmul|dynamic_quant|quantize|anti_quant|transpose_batchmatmul"
-    r"|format_cast|swiglu_quant|dequant_swiglu|group_quant|trans_quant)\w*(\.\w+)?$"
+    r"|format_cast|swiglu_quant|dequant_swiglu|group_quant|trans_quant)\w*)(\.\w+)?$"
 )
 """Operators of the kinds in our table."""
 

@@ -21,11 +21,12 @@ import importlib
 import json
 import re
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from ascend_run.plugins.platforms.npu.proof import probe, stub_libraries
+from ascend_run.plugins.platforms.npu.proof.binding import parse, problems_of
 from ascend_run.plugins.platforms.npu.proof.calls import Call
 from ascend_run.plugins.platforms.npu.proof.meta_results import describe
 from ascend_run.plugins.platforms.npu.proof.releases import REFERENCE
@@ -61,17 +62,29 @@ def inside() -> dict[str, Any]:
                 content["meta"][name] = describe(call(torch.device("meta")))
             except (NotImplementedError, RuntimeError, TypeError, ValueError) as error:
                 content["meta"][name] = None
-                words = " ".join(str(error).split())
+                # torch_npu appends a line with the time and the number of the process.
+                words = " ".join(str(error).partition("[ERROR]")[0].split())
                 registered = not isinstance(error, NotImplementedError)
                 why = f"its meta kernel fails: {words[:160]}" if registered else "it has none"
                 content["without_meta"][name] = why
         for number, made in enumerate(recorder.calls, start=1):
             key = name if number == 1 else f"{name} #{number}"
             content["calls"][key] = made.to_json()
+    calls = [Call.from_json(call) for call in content["calls"].values()]
     content["schemas"] = {
-        name: str(getattr(torch.ops.npu, name).default._schema) for name in operators_called()
+        name: schema_taking([call for call in calls if call.operator == name])
+        for name in operators_called()
     }
     return content
+
+
+def schema_taking(calls: Sequence[Call]) -> str:
+    """Return the schema of the overload that takes all calls of one operator."""
+    import torch
+
+    packet = getattr(torch.ops.npu, calls[0].operator)
+    schemas = [str(getattr(packet, overload)._schema) for overload in packet.overloads()]
+    return next(s for s in schemas if not any(problems_of(call, [parse(s)]) for call in calls))
 
 
 def in_lines(content: Mapping[str, Any]) -> str:

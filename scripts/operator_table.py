@@ -80,7 +80,8 @@ TAIL = """
 - `grouped_matmul_all_reduce`: one call for all GEMMs, then one all-reduce of all results.
 - `all_to_all_all_gather_bmm`, `bmm_reduce_scatter_all_to_all`: the torch form.
 - `HostMapped`, a class that allocates tensors in memory of the host: the torch form is for the CPU,
-  and plugin virtual-optimizer refuses platforms without a form of their own.
+  and plugin virtual-optimizer refuses platforms without a form of their own. On the NPU
+  `npu_apply_adam_w` updates moments there and copies, since few operators take that memory.
 
 ## Limits of the fused operators
 

@@ -24,7 +24,7 @@ FIELDS = ("rms_norm", "swiglu", "rotary")
     [
         (
             npu.fused(),
-            {*FIELDS, "grouped_matmul", "HostMapped", *(n for n in TORCH_FORMS if "bmm" in n)},
+            {*FIELDS, "grouped_matmul", *(n for n in TORCH_FORMS if "bmm" in n)},
         ),
         (cuda.fused(), None),
     ],

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -46,7 +46,7 @@ def adamw_(
 
 
 def adamw_step_(
-    options: Mapping[str, Any], params: list[Tensor], states: list[dict[str, Tensor]]
+    options: Mapping[str, Any], params: Sequence[Tensor], states: Sequence[Mapping[str, Tensor]]
 ) -> None:
     """Take the next step of parameters with a gradient.
 
@@ -59,4 +59,4 @@ def adamw_step_(
     )
     torch._foreach_add_(steps, 1)
     grads = [p.grad for p in params if p.grad is not None]
-    adamw_(options, params, grads, first, second, steps)
+    adamw_(options, [*params], grads, first, second, steps)

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from typing import ClassVar
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
 
+from ascend_run.ops.elementwise.adamw import adamw_step_
 from ascend_run.ops.transfer.file_copier import Refusal, mapped_file, unload
 
 
@@ -22,8 +23,8 @@ class HostMapped:
     """
 
     every_operator: ClassVar[bool] = True
-    """Whether all operators of the device take such tensors. Otherwise those of ``write`` and
-    ``read`` do, and torch's fused AdamW for its moments."""
+    """Whether all operators of the device take such tensors. Otherwise only the methods here
+    do."""
 
     def __init__(self, device: torch.device) -> None:
         self.device = device
@@ -40,6 +41,21 @@ class HostMapped:
         """Return the values of such a tensor in one that every operator takes: itself, or a
         copy."""
         return mapped
+
+    def adamw_step_(
+        self,
+        options: Mapping[str, Any],
+        params: Sequence[Tensor],
+        states: Sequence[Mapping[str, Tensor]],
+    ) -> None:
+        """Take the next step of AdamW, of parameters with a gradient.
+
+        Args:
+            options: ``lr``, ``betas``, ``eps`` and ``weight_decay``, as in a parameter group.
+            states: Of each parameter: ``step``, ``exp_avg`` and ``exp_avg_sq``, changed in place;
+                the moments may be such tensors.
+        """
+        adamw_step_(options, params, states)
 
     def rest(self, mapped: Iterable[Tensor]) -> None:
         """Expect that such tensors are not used for some time."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from typing import TYPE_CHECKING, Any, TypeGuard, cast
 
 import attrs
@@ -12,6 +13,8 @@ from megatron.core.optimizer.optimizer import MegatronOptimizer
 from torch import Tensor
 
 from ascend_run.plugin_api import Device
+
+from .steps import Step, one_by_one, stepping_by, with_few_operators
 
 if TYPE_CHECKING:
     from ascend_run.ops.memory.host_mapped import HostMapped
@@ -56,13 +59,11 @@ class _Virtual(MegatronOptimizer):
     @torch.no_grad()
     def update(self) -> None:
         """Step; the inner optimizer may replace states."""
-        if self._has_stepped:
+        with stepping_by(self.optimizer, self._step()):
             self._inner_class().update()
+        if self._has_stepped:
             self._move(self._parameters())
-        else:
-            with self._one_by_one():
-                self._inner_class().update()
-            self._has_stepped = True
+        self._has_stepped = True
         self._rest()
 
     @contextmanager
@@ -83,35 +84,20 @@ class _Virtual(MegatronOptimizer):
                     self._move(self._parameters())
                 self._rest()
 
-    @contextmanager
-    def _one_by_one(self) -> Iterator[None]:
-        """Step parameter by parameter whenever the inner optimizer is to step."""
-        optimizer, attributes = self.optimizer, vars(self.optimizer)
-        before, step = attributes.get("step"), self.optimizer.step
-
-        def steps() -> None:
-            groups = optimizer.param_groups
-            whole: list[list[Tensor]] = [group["params"] for group in groups]
-            for group in groups:
-                group["params"] = []
-            try:
-                for group, parameters in zip(groups, whole, strict=True):
-                    for parameter in parameters:
-                        group["params"] = [parameter]
-                        step()
-                        self._move([parameter])
-                    group["params"] = []
-            finally:
-                for group, parameters in zip(groups, whole, strict=True):
-                    group["params"] = parameters
-
-        attributes["step"] = steps
-        try:
-            yield
-        finally:
-            del attributes["step"]
-            if before is not None:
-                attributes["step"] = before
+    def _step(self) -> Step:
+        """Return what is done whenever the inner optimizer is to step."""
+        step: Step = self.optimizer.step
+        if not self.memory.every_operator:
+            step = partial(
+                with_few_operators,
+                self.optimizer,
+                step,
+                self.memory,
+                lambda parameter: bool(self._mapped.get(parameter)),
+            )
+        if self._has_stepped:
+            return step
+        return partial(one_by_one, self.optimizer, step, lambda p: self._move([p]))
 
     def _make_readable(self) -> None:
         """Replace states by tensors that every operator takes."""

@@ -388,7 +388,8 @@ def test_no_rows_at_all_are_no_product(gloo_pool: GlooPool) -> None:
 
 
 def test_each_form_calls_every_operator_that_it_declares(gloo_pool: GlooPool) -> None:
-    """Runs as few of the tests above as cover all of them; the tests of linears check their own."""
+    """Runs as few of the tests above as cover all of them; the tests of linears, and of memory of
+    the host, check their own."""
     SEEN.clear()
     test_dropout_add_norm("layer_norm", (), True)
     test_dropout_add_norm("rms_norm", (), True)
@@ -404,6 +405,6 @@ def test_each_form_calls_every_operator_that_it_declares(gloo_pool: GlooPool) ->
         for case in (("wide", torch.float32, 1e-6), ("int8", torch.float16, 2e-3)):
             test_products_summed_over_ranks(gloo_pool, *case, in_place)
     test_groups_summed_over_ranks(gloo_pool, 0)
-    assert {*SEEN, *linear_tests.PRODUCTS, "matmul_add_fp32"} == FORMS.keys()
+    assert {*SEEN, *linear_tests.PRODUCTS, "matmul_add_fp32", "HostMapped"} == FORMS.keys()
     for name, seen in SEEN.items():
         assert seen >= {*FORMS[name].calls}, name

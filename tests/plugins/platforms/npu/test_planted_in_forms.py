@@ -18,7 +18,14 @@ import torch
 from ascend_run.testing.pool import GlooPool
 from benchmarks.campaigns.seeded_bugs.mutation import mutated
 
-from . import forms_jobs, linear_jobs, test_forms, test_linear, test_platform_ops
+from . import (
+    forms_jobs,
+    linear_jobs,
+    test_forms,
+    test_linear,
+    test_platform_ops,
+    test_swapped_memory,
+)
 
 FORMS: Final = "ascend_run.plugins.platforms.npu.forms"
 HALF, BROAD = torch.float16, torch.float32
@@ -49,6 +56,14 @@ def experts(*, on_device: bool) -> None:
 
 def feed_forward() -> None:
     test_forms.test_feed_forwards(None, "relu")
+
+
+def adamw() -> None:
+    test_swapped_memory.test_steps_of_adamw_are_torchs(torch.float64, 1e-12)
+
+
+def copies() -> None:
+    test_swapped_memory.test_copies_keep_every_bit(BROAD)
 
 
 MISTAKES: dict[str, Mistake] = {
@@ -131,6 +146,27 @@ MISTAKES: dict[str, Mistake] = {
         lambda: test_linear.test_a_gradient_is_added_by_the_grouped_product_with_one_group(
             BROAD, BROAD, 6, False
         ),
+    ),
+    "AdamW: the decay of the first moment, a step later": Mistake(
+        f"{FORMS}.swapped_memory:SwappedMemory.adamw_step_",
+        "beta1 ** (step - 1)",
+        "beta1**step",
+        adamw,
+    ),
+    "AdamW: the number of steps is not counted": Mistake(
+        f"{FORMS}.swapped_memory:SwappedMemory.adamw_step_",
+        "torch._foreach_add_(steps, 1)",
+        "pass",
+        adamw,
+    ),
+    "copies: what was there is not overwritten first": Mistake(
+        f"{FORMS}.swapped_memory:_copy", "target.fill_(-0.0)", "pass", copies
+    ),
+    "copies: a positive zero hides the sign of zeros": Mistake(
+        f"{FORMS}.swapped_memory:_copy", "target.fill_(-0.0)", "target.zero_()", copies
+    ),
+    "copies: half of what was there stays": Mistake(
+        f"{FORMS}.swapped_memory:_copy", "beta1=0.0", "beta1=0.5", copies
     ),
 }
 ON_RANKS: dict[str, tuple[Mistake, Callable[[float, set[str]], bool]]] = {

@@ -28,6 +28,7 @@ from ascend_run.plugins.platforms.npu.proof.recording import recorded_calls
 from ascend_run.plugins.platforms.npu.proof.releases import REFERENCE, releases
 from tests.support.attention_problems import PROBLEMS, check
 
+from . import test_swapped_memory
 from .calls import CALLS
 from .reference import RECORD
 from .test_platform_ops import assert_same, draw
@@ -79,6 +80,10 @@ def check_groups() -> None:
     torch.testing.assert_close(groups.outer(x, x), sums, rtol=0, atol=1e-12)
 
 
+def check_adamw() -> None:
+    test_swapped_memory.test_steps_of_adamw_are_torchs(torch.float64, 1e-12)
+
+
 def swapped(first: int, second: int) -> Alter:
     def alter(args: list[Any], kwargs: Arguments) -> None:
         args[first], args[second] = args[second], args[first]
@@ -114,6 +119,10 @@ def by_name(place: int, name: str) -> Alter:
     return lambda args, kwargs: kwargs.__setitem__(name, args.pop(place))
 
 
+def each_by_name(args: list[Any], kwargs: Arguments) -> None:
+    kwargs |= zip(("var", "m", "v"), kwargs.pop("out"), strict=True)
+
+
 def exchanged(first: str, second: str) -> Alter:
     def alter(args: list[Any], kwargs: Arguments) -> None:
         kwargs[first], kwargs[second] = kwargs[second], kwargs[first]
@@ -143,7 +152,7 @@ class Mistake:
 SDPA, GRAD = "npu_fusion_attention", "npu_fusion_attention_grad"
 FORWARD, BACKWARD = "attention v1 SBH causal forward", "attention v1 SBH causal backward"
 PACKED = "attention v1 TND full forward"
-NORM, GROUPED = "npu_rms_norm", "npu_grouped_matmul"
+NORM, GROUPED, ADAMW = "npu_rms_norm", "npu_grouped_matmul", "npu_apply_adam_w"
 
 MISTAKES: Mapping[str, tuple[Mistake, str]] = {
     "norm: input and weight swapped": (
@@ -322,6 +331,18 @@ MISTAKES: Mapping[str, tuple[Mistake, str]] = {
     "groups: several outputs": (
         Mistake(GROUPED, named(split_item=lambda item: 0), check_groups, "grouped matmul"),
         "limits",
+    ),
+    "AdamW: what it writes, by names of their own": (
+        Mistake(ADAMW, each_by_name, check_adamw, "AdamW float32"),
+        "schema",
+    ),
+    "AdamW: moments swapped": (
+        Mistake(ADAMW, named(out=lambda o: [o[0], o[2], o[1]]), check_adamw, "AdamW float32"),
+        "arithmetic",
+    ),
+    "AdamW: powers of the decay rates swapped": (
+        Mistake(ADAMW, swapped(0, 1), check_adamw, "AdamW float32"),
+        "arithmetic",
     ),
 }
 

@@ -13,7 +13,7 @@ import attrs
 
 from ascend_run.ops.elementwise.ema_adamw import fused_ema_adamw_step_
 
-from . import groups, linear, moe, norm, quantised, reduced, ring
+from . import groups, linear, moe, norm, quantised, reduced, ring, swapped_memory
 
 
 @attrs.frozen
@@ -60,6 +60,9 @@ FORMS: Final[Mapping[str, Form]] = {
     "mm_all_reduce_add_rms_norm": Form(reduced.mm_all_reduce_add_rms_norm, _REDUCED),
     "mm_all_reduce_add_rms_norm_": Form(reduced.mm_all_reduce_add_rms_norm_, _REDUCED),
     "grouped_matmul_all_reduce": Form(reduced.grouped_matmul_all_reduce, (_GROUPED,)),
+    "HostMapped": Form(
+        swapped_memory.SwappedMemory, ("empty_with_swapped_memory", "npu_apply_adam_w")
+    ),
 }
 """Name of the torch implementation -> NPU implementation."""
 

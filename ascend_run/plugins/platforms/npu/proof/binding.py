@@ -44,6 +44,7 @@ _KINDS: Mapping[str, tuple[str, ...]] = {
     "str": ("str",),
     "number": ("float", "int", "bool"),
     "ScalarType": ("ScalarType", "int"),
+    "Device": ("Device", "str"),
 }
 """Type of a parameter -> kinds of values that torch's dispatcher converts to it."""
 

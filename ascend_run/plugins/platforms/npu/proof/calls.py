@@ -17,10 +17,10 @@ class Value:
     """One argument."""
 
     kind: str
-    """``Tensor``, ``int``, ``float``, ``bool``, ``str``, ``ScalarType``, ``None``, or one of these
-    followed by ``[]``; an empty list is ``[]``."""
+    """``Tensor``, ``int``, ``float``, ``bool``, ``str``, ``ScalarType``, ``Device``, ``None``, or
+    one of these followed by ``[]``; an empty list is ``[]``."""
     content: Any = None
-    """The value of a scalar; None for other kinds."""
+    """The value of a scalar; None for other kinds. A device is that of the machine."""
     shape: tuple[int, ...] = ()
     dtype: str = ""
     strides: tuple[int, ...] = ()
@@ -39,6 +39,8 @@ class Value:
             return cls("Tensor", shape=(*value.shape,), dtype=dtype, strides=value.stride())
         if value is None:
             return cls("None")
+        if isinstance(value, torch.device):
+            return cls("Device")
         if (kind := _SCALARS.get(type(value))) is not None:
             return cls(kind, str(value) if kind == "ScalarType" else value)
         if isinstance(value, Sequence):
@@ -56,6 +58,8 @@ class Value:
             return torch.empty_strided(self.shape, self.strides, dtype=dtype, device=device)
         if self.kind.endswith("[]"):
             return [item.rebuilt(device) for item in self.items]
+        if self.kind == "Device":
+            return device
         if self.kind == "ScalarType":
             return getattr(torch, self.content.removeprefix("torch."))
         return self.content

@@ -3,8 +3,8 @@
 They are defined under ``torch.ops.npu`` with torch_npu's own schemas and run on CPU tensors, so
 that the plugin's own code path runs. Where the documentation of an operator states limits (dtypes
 aside, so that float64 tests the arithmetic), the reference raises if they are violated. One module
-per kind; each function named ``npu_...`` in them is the reference of the operator of that name, and
-is found automatically.
+per kind; each function in them that has the name of an operator is its reference, and is found
+automatically.
 
 Source: the operator documentation in torch_npu 2.13, and the API reference of Ascend Extension for
 PyTorch.
@@ -23,6 +23,7 @@ from typing import Any
 import torch
 
 RECORD = json.loads((Path(__file__).parent.parent / "schemas.json").read_text(encoding="utf-8"))
+OPERATORS = {*RECORD["schemas"]}
 
 
 def _collect() -> dict[str, Callable[..., Any]]:
@@ -30,7 +31,7 @@ def _collect() -> dict[str, Callable[..., Any]]:
     for info in pkgutil.iter_modules(__path__):
         module = importlib.import_module(f"{__name__}.{info.name}")
         for name, value in vars(module).items():
-            if name.startswith("npu_") and getattr(value, "__module__", "") == module.__name__:
+            if name in OPERATORS and getattr(value, "__module__", "") == module.__name__:
                 assert name not in found, f"{name} is written twice"
                 found[name] = value
     return found
@@ -45,5 +46,7 @@ def define_reference_operators() -> torch.library.Library:
     library = torch.library.Library("npu", "DEF")
     for name, schema in RECORD["schemas"].items():
         library.define(schema.removeprefix("npu::"))
-        library.impl(name, IMPLEMENTATIONS[name], "CPU")
+        # An operator without tensors among its arguments is for no device in particular.
+        key = "CPU" if "Tensor" in schema.rpartition(" -> ")[0] else "CompositeExplicitAutograd"
+        library.impl(schema.removeprefix("npu::").partition("(")[0], IMPLEMENTATIONS[name], key)
     return library
