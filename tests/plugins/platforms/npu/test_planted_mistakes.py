@@ -362,15 +362,25 @@ class Mistaken:
 
     def __getattr__(self, name: str) -> Any:
         operator = getattr(self._operators, name)
-        if name != self._mistake.operator:
-            return operator
+        if name == self._mistake.operator:
+            operator = MistakenOperator(operator, self._mistake.alter)
+        setattr(self, name, operator)  # torch's C++ looks it up without a reference, as of Recorder
+        return operator
 
-        def call(*args: Any, **kwargs: Any) -> Any:
-            given = [*args]
-            self._mistake.alter(given, kwargs)
-            return operator(*given, **kwargs)
 
-        return call
+class MistakenOperator:
+    """One operator with mutated calls, and its overloads."""
+
+    def __init__(self, operator: Any, alter: Alter) -> None:
+        self._operator, self._alter = operator, alter
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        given = [*args]
+        self._alter(given, kwargs)
+        return self._operator(*given, **kwargs)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._operator, name)
 
 
 def refuse(call: Call) -> None:
