@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from typing import Any
+from unittest.mock import patch
 
 import pytest
 import torch
@@ -11,8 +12,14 @@ from torch import Tensor, nn
 from torch.multiprocessing.reductions import StorageWeakRef
 from torch.nn import functional as F
 
+from ascend_run.ops.transfer.saved_storages import Block
 from ascend_run.plugins.memory.swap_attention import SwapAttention, SwapAttentionConfig
+from ascend_run.plugins.memory.swap_attention.call import Call
+from ascend_run.plugins.memory.swap_attention.swapper import Swapper
 from ascend_run.plugins.platforms.cpu.device import CpuDevice
+from ascend_run.testing.models import MODELS
+from ascend_run.testing.pool import GlooPool
+from tests.support.small_runs import Values, training
 
 from .toy import HIDDEN, LateDevice, make_inputs, make_stack, swap
 
@@ -48,6 +55,49 @@ def test_all_that_is_copied_is_freed_but_the_last_layers() -> None:
     assert num_alive(sent) == num_alive(sent[-len(sent) // 4 :]) == len(sent) // 4 > 1
     loss.backward()
     assert num_alive(sent) == 0
+
+
+def alive_at_the_loss(values: Values) -> list[dict[int, tuple[int, int]]]:
+    """Return for each of two steps: layer -> how many storages it has sent, and how many of these
+    are alive when the model returns its loss. A rank's job."""
+    sent: dict[int, list[StorageWeakRef]] = {}
+    steps: list[dict[int, tuple[int, int]]] = []
+    send = Swapper.send
+
+    def watched(swapper: Swapper, call: Call, storage: torch.UntypedStorage) -> Block:
+        sent.setdefault(call.layer[1], []).append(StorageWeakRef(storage))
+        return send(swapper, call, storage)
+
+    def at_loss(*_: object) -> None:
+        steps.append({layer: (len(of), num_alive(of)) for layer, of in sent.items()})
+        sent.clear()
+
+    with patch.object(Swapper, "send", watched), training(values, ["swap-attention"]) as run:
+        (chunk,) = run.bundle.chunks
+        chunk.register_forward_hook(at_loss)
+        run.step_with_events()
+        run.step_with_events()
+    return steps
+
+
+@pytest.mark.parametrize("model", ["dense", "moe"])
+def test_layers_of_megatron_hold_nothing_that_is_copied_until_the_loss(
+    gloo_pool: GlooPool, model: str
+) -> None:
+    """But the last layer, whose backward comes next."""
+    values = {
+        **MODELS[model],
+        "model.num_layers": 4,
+        "train.global_batch_size": 1,
+        "plugins.swap-attention.min_bytes": 1,
+    }
+    for layers in gloo_pool.run(alive_at_the_loss, 1, values)[0]:
+        assert [*layers] == [0, 1, 2, 3]
+        for sent, alive in [*layers.values()][:-1]:
+            assert sent > 1
+            assert alive == 0
+        sent, alive = layers[3]
+        assert sent == alive > 1
 
 
 def keep(x: Tensor) -> Tensor:
