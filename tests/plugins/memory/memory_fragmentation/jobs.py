@@ -6,12 +6,13 @@ import hashlib
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any, TypeAlias
+from typing import Any, Final, TypeAlias
 from unittest import mock
 
 import attrs
 import torch
 from torch import Tensor
+from torch.utils._pytree import tree_leaves
 
 from ascend_run.ops.memory.storage_watch import StorageWatch, WatchedStorage
 from ascend_run.ops.optimizer_states import torch_optimizers
@@ -21,15 +22,28 @@ from tests.support.small_runs import Training, training
 
 NAME = "memory-fragmentation"
 PoolId: TypeAlias = tuple[int, int]
-"""Of torch's allocator; that of its default pool is (0, 0)."""
+"""Of torch's allocator."""
+DEFAULT: Final = (0, 0)
 
 
 class Pool(StorageWatch):
-    """A pool of a device, which knows the storages that were used within it."""
+    """A pool of a device without pools, which knows the storages that were made within it."""
+
+    number: Final = (0, 1)
 
     def __init__(self) -> None:
         super().__init__(torch.device("cpu"))
         self.entered = 0
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: Any = (), kwargs: Mapping[str, Any] | None = None
+    ) -> Any:
+        result = func(*args, **(kwargs or {}))
+        given = {x.untyped_storage()._cdata for x in _tensors((args, kwargs))}
+        for value in _tensors(result):
+            if value.device == self.device and value.untyped_storage()._cdata not in given:
+                self.watched(value)
+        return result
 
     def resized(self, storage: WatchedStorage, difference: int) -> None:
         """Do nothing: it counts no bytes."""
@@ -39,6 +53,48 @@ class Pool(StorageWatch):
         self.entered += 1
         with self:
             yield
+
+    def pools_of(self, tensors: Sequence[Tensor]) -> set[PoolId]:
+        """Return the pools in which tensors are."""
+        storages = {tensor.untyped_storage()._cdata for tensor in tensors}
+        return {self.number if storage in self.live else DEFAULT for storage in storages}
+
+    def reserved(self) -> Counter[PoolId]:
+        """Return the bytes of this pool, all of which are allocated."""
+        return Counter({self.number: sum(storage.nbytes for storage in self.live.values())})
+
+
+def _tensors(values: Any) -> list[Tensor]:
+    return [value for value in tree_leaves(values) if isinstance(value, Tensor)]
+
+
+class Segments:
+    """The segments of a device's allocator."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._module, self._index = torch.get_device_module(device), device.index
+
+    def pools_of(self, tensors: Sequence[Tensor]) -> set[PoolId]:
+        """Return the pools in whose segments tensors lie."""
+        segments = self._found()
+        return {
+            segment["segment_pool_id"]
+            for address in (t.untyped_storage().data_ptr() for t in tensors)
+            for segment in segments
+            if segment["address"] <= address < segment["address"] + segment["total_size"]
+        }
+
+    def reserved(self) -> Counter[PoolId]:
+        """Return the bytes of each pool."""
+        sizes = Counter[PoolId]()
+        for segment in self._found():
+            sizes[segment["segment_pool_id"]] += segment["total_size"]
+        assert sizes.total() == self._module.memory_reserved(self._index)
+        return sizes
+
+    def _found(self) -> list[dict[str, Any]]:
+        found = self._module.memory_snapshot()
+        return [segment for segment in found if segment["device"] == self._index]
 
 
 def lasting(run: Training) -> Iterator[Tensor]:
@@ -78,61 +134,43 @@ def on_the_npu(values: Mapping[str, Any]) -> tuple[int, int]:
 
 @attrs.frozen
 class Placed:
-    """What two steps of a rank leave, and where torch's allocator has it; on the CPU nowhere."""
+    """What two steps of a rank leave, and where: on the CPU in ``Pool``, or not."""
 
     digests: list[str]  #: Of each tensor that lasts.
     lasting_bytes: int
     pools: set[PoolId]  #: Of the tensors that last.
     pools_of_outputs: set[PoolId]  #: Of what a forward returns.
     reserved: list[Counter[PoolId]]  #: Bytes by pool, after each step.
-    reserved_bytes: int  #: In all, after both.
 
 
 def placed(values: Mapping[str, Any], enable: Sequence[str]) -> Placed:
     """Take two steps."""
-    with training(values, enable) as run:
+    pool = Pool()
+    with (
+        mock.patch.object(CpuDevice, "memory_pool", return_value=pool.enter),
+        training(values, enable) as run,
+    ):
         device = run.context.device.torch_device
+        memory = pool if device.type == "cpu" else Segments(device)
         outputs: set[PoolId] = set()
         reserved = []
 
         def note(module: object, inputs: object, output: Tensor) -> None:
-            outputs.update(_pools([output], device))
+            outputs.update(memory.pools_of([output]))
 
         run.bundle.chunks[0].register_forward_hook(note)
         for _ in range(2):
             run.step_with_events()
-            reserved.append(Counter[PoolId]())
-            for segment in _segments(device):
-                reserved[-1][segment["segment_pool_id"]] += segment["total_size"]
+            reserved.append(memory.reserved())
         stay = [tensor.detach() for tensor in lasting(run) if tensor.device == device]
         storages = {t.untyped_storage()._cdata: t.untyped_storage().nbytes() for t in stay}
-        of_device = device.type != "cpu"
         return Placed(
             [_digest(tensor) for tensor in stay],
             sum(storages.values()),
-            _pools(stay, device),
+            memory.pools_of(stay),
             outputs,
             reserved,
-            torch.get_device_module(device).memory_reserved(device) if of_device else 0,
         )
-
-
-def _segments(device: torch.device) -> list[dict[str, Any]]:
-    if device.type == "cpu":
-        return []
-    found = torch.get_device_module(device).memory_snapshot()
-    return [segment for segment in found if segment["device"] == device.index]
-
-
-def _pools(tensors: Sequence[Tensor], device: torch.device) -> set[PoolId]:
-    """Return the pools in whose segments tensors lie."""
-    segments = _segments(device)
-    return {
-        segment["segment_pool_id"]
-        for address in (t.untyped_storage().data_ptr() for t in tensors)
-        for segment in segments
-        if segment["address"] <= address < segment["address"] + segment["total_size"]
-    }
 
 
 def _digest(tensor: Tensor) -> str:
