@@ -226,21 +226,29 @@ def on_gpu(
     return found
 
 
-def all_three_on_gpu() -> tuple[Ran, Ran, Ran]:
+def all_three_on_gpu(share: float) -> tuple[Ran, Ran, Ran]:
     """The same as ``all_three``, by the limit of torch's allocator. A rank's job."""
     plain = on_gpu(WIDE, (), STEPS)
     least = on_gpu({**WIDE, **LEAST}, (NAME,), 3)
-    limit = (plain.peak + least.peak) / 2
+    limit = least.peak + share * (plain.peak - least.peak)
     return plain, least, on_gpu({**WIDE, **RETRY}, (NAME,), STEPS, limit)
 
 
-def test_the_limit_of_the_allocator_is_found(gloo_pool: GlooPool) -> None:
-    """On a GPU that of torch's allocator, which the CPU has not."""
+def with_a_share(pool: GlooPool, share: float) -> Ran:
+    """Train with memory for some, and compare with the run that has memory for all. On a GPU by the
+    limit of torch's allocator, which the CPU has not."""
     if os.environ.get(PLATFORM_VARIABLE) == "cuda":
-        ((plain, least, found),) = gloo_pool.run(all_three_on_gpu, 1)
+        ((plain, least, found),) = pool.run(all_three_on_gpu, 1, share)
     else:
-        ((plain, least, found),) = gloo_pool.run(all_three, 1, {**DENSE, **LONG}, 0.5)
+        ((plain, least, found),) = pool.run(all_three, 1, {**DENSE, **LONG}, share)
     assert_equal(found, plain)
     assert any(event["event"] == f"{NAME}.out_of_memory" for event in found.logged)
-    assert found.peak <= (plain.peak + least.peak) / 2
+    assert found.peak <= least.peak + share * (plain.peak - least.peak)
     assert {*found.chosen.values()} != {"nothing"}
+    return found
+
+
+def test_more_is_kept_where_the_limit_of_the_allocator_is_higher(gloo_pool: GlooPool) -> None:
+    lower, higher = (with_a_share(gloo_pool, share) for share in (0.5, 0.75))
+    assert lower.peak < higher.peak
+    assert lower.expected < higher.expected
