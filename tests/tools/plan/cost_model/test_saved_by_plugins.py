@@ -31,6 +31,14 @@ CASES: Final[Mapping[str, tuple[tuple[str, ...], Mapping[str, Any]]]] = {
     "plain": ((), {}),
     "plain with norms of heads": ((), {"model.qk_layernorm": True}),
     "plain with L2 norms of heads": ((), {"model.qk_l2_norm": True}),
+    "a gate with an offset": (
+        (),
+        {"model.activation": "quick_gelu", "model.glu_linear_offset": 1.0},
+    ),
+    "QuickGELU without a gate": (
+        (),
+        {"model.activation": "quick_gelu", "model.gated_linear_unit": False},
+    ),
     "a norm by its formula": (("rms-norm",), {"plugins.rms-norm.kernel": "torch"}),
     "a wide residual stream": ((), _WIDE_STREAM),
     "a wide residual stream normed by the formula": (
@@ -84,6 +92,14 @@ DISCARDING: Final[Mapping[str, tuple[tuple[str, ...], Mapping[str, Any]]]] = {
     "bounded activations": (
         ("recompute-activation",),
         {"model.activation": "quick_gelu", "model.activation_func_clamp_value": 7.0},
+    ),
+    "activations of a gate with an offset": (
+        ("recompute-activation",),
+        {"model.activation": "quick_gelu", "model.glu_linear_offset": 1.0},
+    ),
+    "QuickGELU without a gate": (
+        ("recompute-activation",),
+        {"model.activation": "quick_gelu", "model.gated_linear_unit": False},
     ),
     "activations of the first layer": (
         ("recompute-activation",),
