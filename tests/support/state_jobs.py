@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import errno
+import gc
 import os
 from collections.abc import Collection, Sequence
 from pathlib import Path
@@ -67,14 +68,23 @@ def stepwise(
 
 def anonymous_bytes(values: Values, enable: Sequence[str]) -> int:
     """Return what a model and its states add to the memory of the process that is in no file."""
-    import gc
-
     before = _anonymous()
     with training(values, enable) as run:
         run.step()
         run.bundle.optimizer.zero_grad()  # type: ignore[union-attr]
-        gc.collect()
         return _anonymous() - before
+
+
+def peak_bytes(values: Values, enable: Sequence[str]) -> int:
+    """Return what a step adds at most to the resident memory of the process: the second one, before
+    which states and what libraries keep exist."""
+    with training(values, enable) as run:
+        run.step_with_events()
+        _return_freed_memory()
+        Path("/proc/self/clear_refs").write_text("5")  # sets the peak to what is resident
+        before = _of_status("VmRSS")
+        run.step_with_events()
+        return _of_status("VmHWM") - before
 
 
 def without_room(values: Values, enable: Sequence[str]) -> str:
@@ -124,7 +134,17 @@ def _watch(part: Any, sizes: list[int]) -> None:
 
 
 def _anonymous() -> int:
-    ctypes.CDLL(None).malloc_trim(0)  # what is freed goes back to the system
+    _return_freed_memory()
+    return _of_status("RssAnon")
+
+
+def _return_freed_memory() -> None:
+    gc.collect()
+    ctypes.CDLL(None).malloc_trim(0)  # to the system
+
+
+def _of_status(name: str) -> int:
+    """Return a size of this process. Unit: bytes."""
     lines = Path("/proc/self/status").read_text().splitlines()
-    (line,) = (line for line in lines if line.startswith("RssAnon:"))
+    (line,) = (line for line in lines if line.startswith(f"{name}:"))
     return int(line.split()[1]) * 1024
