@@ -14,7 +14,7 @@ from contextlib import contextmanager
 from typing import Any, Final, NamedTuple
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
 from ascend_run.ops.collective_releases import count_after_releases
@@ -30,10 +30,11 @@ class Category(enum.StrEnum):
     """What a storage holds."""
 
     WEIGHTS = "weights"  #: Parameters of the models.
-    GRADIENTS = "gradients"  #: Of parameters and master weights, and their buffers.
+    GRADIENTS = "gradients"  #: Of parameters and master weights, and the buffers they are in.
     OPTIMIZER = "optimizer"  #: States and master weights.
+    BUFFERS = "buffers"  #: Of modules and, without weights and gradients, of data parallelism.
     ACTIVATIONS = "activations"  #: Left behind by a forward, and freed within the step.
-    OTHER = "other"  #: Temporary tensors, buffers, tables.
+    OTHER = "other"  #: Temporary tensors and tables.
 
 
 class _Change(NamedTuple):
@@ -165,9 +166,8 @@ def _owned(models: Sequence[ModelBundle]) -> Iterator[tuple[Category, Tensor]]:
         for optimizer in torch_optimizers(model.optimizer):
             updated += [tensor for group in optimizer.param_groups for tensor in group["params"]]
             states += tree_leaves([*optimizer.state.values()])
-    weights = [
-        weight for model in models for chunk in model.chunks for weight in chunk.parameters()
-    ]
+    chunks = [chunk for model in models for chunk in model.chunks]
+    weights = [weight for chunk in chunks for weight in chunk.parameters()]
     for weight in weights:
         yield Category.WEIGHTS, weight
     for tensor in (*weights, *updated):
@@ -177,3 +177,20 @@ def _owned(models: Sequence[ModelBundle]) -> Iterator[tuple[Category, Tensor]]:
     for tensor in (*updated, *states):
         if isinstance(tensor, Tensor):
             yield Category.OPTIMIZER, tensor
+    for chunk in chunks:
+        for buffer in (*_of_modules(chunk), *_of_data_parallelism(chunk)):
+            yield Category.BUFFERS, buffer
+
+
+def _of_modules(chunk: nn.Module) -> Iterator[Tensor]:
+    for module in chunk.modules():
+        # Not by buffers(), a name that Megatron's DistributedDataParallel redefines.
+        yield from (buffer for buffer in module._buffers.values() if buffer is not None)
+
+
+def _of_data_parallelism(chunk: nn.Module) -> Iterator[Tensor]:
+    """Yield what Megatron's DistributedDataParallel allocates, if that wraps the chunk."""
+    for name in ("buffers", "expert_parallel_buffers"):
+        buffers = getattr(chunk, name, None)
+        for buffer in buffers if isinstance(buffers, list) else ():
+            yield from (x for x in (buffer.param_data, buffer.grad_data) if x is not None)

@@ -12,6 +12,7 @@ from ascend_run import testing
 from ascend_run.plugin_api import Layout, Numerics
 from ascend_run.plugin_api.implementations import claims_of
 from ascend_run.plugins.logging.memory_timeline import MemoryTimeline, MemoryTimelineConfig
+from ascend_run.plugins.logging.memory_timeline.recording import Category
 from ascend_run.testing.models import DENSE, MOE
 from ascend_run.testing.parity import Parity
 from ascend_run.testing.pool import GlooPool
@@ -79,6 +80,26 @@ def test_half_precision_has_master_weights_and_wide_gradients(
     assert line["values"]["optimizer"] == (4 + 8) * cost.parameters + 4 * count
 
 
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+def test_buffers_of_modules_are_a_category(
+    gloo_pool: GlooPool, tmp_path: Path, precision: str
+) -> None:
+    """Of each router a bias and a count of tokens for each expert, in float32; the buffers of data
+    parallelism are gradients."""
+    biased = {
+        "model.moe_router_enable_expert_bias": True,
+        "model.moe_router_score_function": "sigmoid",
+    }
+    values = {**MOE, **EVERY_BYTE, **biased, "train.precision": precision}
+    _, (cost,) = planned(values, ("memory-timeline",))
+    ((lines, _),) = gloo_pool.run(recorded, 1, values, tmp_path)
+    num_layers, num_experts = values["model.num_layers"], values["model.num_moe_experts"]
+    for line in lines:
+        assert line["values"]["buffers"] == 2 * 4 * num_layers * num_experts
+    (line,) = ends(lines, 2, "update")
+    assert line["values"]["gradients"] == 4 * cost.parameters
+
+
 def test_what_another_thread_releases_a_moment_later_is_no_activation(
     gloo_pool: GlooPool,
 ) -> None:
@@ -107,7 +128,7 @@ def test_a_run_writes_the_file_that_its_report_draws(tmp_path: Path) -> None:
     text = page.read_text()
     assert "Memory timeline: step 2" in text
     assert "Memory timeline: step 1" not in text
-    assert all(name in text for name in ("weights", "activations", "backward", "update"))
+    assert all(name in text for name in (*Category, "backward", "update"))
 
 
 def test_declarations() -> None:
