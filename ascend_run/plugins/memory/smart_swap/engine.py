@@ -30,7 +30,7 @@ from ascend_run.ops.transfer.saved_storages import (
 from ascend_run.ops.transfer.swap_plan import Link, SwapPlan, plan_swaps
 from ascend_run.plugin_api import Device, Forward, ForwardLink
 
-from .lanes import Lanes
+from .copy_streams import CopyStreams
 from .planned_step import PlannedStep
 from .profile import NumberedBlock, Profile, ProfiledStep
 
@@ -47,13 +47,13 @@ class Engine:
         min_bytes: Smaller storages stay on the device. Unit: bytes.
         warmup_steps: Steps before the one that is profiled.
         budget: Of saved bytes on the device. Unit: bytes.
-        link: Its speed; None: measured when a step has been profiled.
+        link: Its speeds; None: measured when a step has been profiled.
     """
 
     def __init__(
         self, device: Device, *, min_bytes: int, warmup_steps: int, budget: int, link: Link | None
     ) -> None:
-        self.lanes = Lanes(device)
+        self.streams = CopyStreams(device)
         self.plan: SwapPlan | None = None
         self.step: Step | None = None
         """The present step; None: nothing is looked at."""
@@ -188,12 +188,12 @@ class Engine:
     def _planned(self, plan: SwapPlan | None = None) -> PlannedStep:
         """Return a step with a plan; None: a new one."""
         if plan is None:
-            link = self._link = self._link or self.lanes.measured()
+            link = self._link = self._link or self.streams.measured()
             profile = self._profile
             storages = profile.storages(self._held)
             plan = self.plan = plan_swaps(storages, profile.times, link, self._budget)
             self._report(plan, link)
-        return PlannedStep(self.lanes, self._profile, plan)
+        return PlannedStep(self.streams, self._profile, plan)
 
     def _report(self, plan: SwapPlan, link: Link) -> None:
         by_part: Counter[str] = Counter()

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from ascend_run.ops.transfer.swap_plan import Copies, SwapPlan
 
-from .lanes import Lanes
+from .copy_streams import CopyStreams
 from .profile import NumberedBlock, Profile
 
 _NOTHING: Final = Copies()
@@ -24,8 +24,8 @@ class PlannedStep:
     copied back when it is used.
     """
 
-    def __init__(self, lanes: Lanes, profile: Profile, plan: SwapPlan) -> None:
-        self._lanes, self._profile, self._plan = lanes, profile, plan
+    def __init__(self, streams: CopyStreams, profile: Profile, plan: SwapPlan) -> None:
+        self._streams, self._profile, self._plan = streams, profile, plan
         self._copies = plan.copies()
         self._at = 0
         self._differs = False
@@ -65,7 +65,7 @@ class PlannedStep:
             self.late_fetches += 1
             self._fetch(block)
         if block in self._coming:
-            self._lanes.to_device.wait_device()
+            self._streams.to_device.wait_device()
             self._coming.clear()
         if not self._differs:
             self._act(at)
@@ -73,7 +73,7 @@ class PlannedStep:
     def finish(self) -> None:
         """Wait for copies that are in flight."""
         if self._coming:
-            self._lanes.to_device.wait_device()
+            self._streams.to_device.wait_device()
             self._coming.clear()
         self._keep_leaving()
 
@@ -94,7 +94,7 @@ class PlannedStep:
     def _act(self, at: int) -> None:
         copies = self._copies.get(at, _NOTHING)
         if copies.released:
-            self._lanes.to_host.wait_host()
+            self._streams.to_host.wait_host()
             for gone in self._leaving:
                 gone.device = None
             self._leaving.clear()
@@ -110,7 +110,7 @@ class PlannedStep:
             if block is None or block.device is None or tensor._version != version:
                 continue  # freed, or changed since: then it stays
             self._leaving.append(block)
-            block.host = self._lanes.to_host.to_host(block.device)
+            block.host = self._streams.to_host.to_host(block.device)
             self.sent_bytes += block.nbytes
 
     def _fetch(self, block: NumberedBlock) -> None:
@@ -120,13 +120,13 @@ class PlannedStep:
             return
         host = block.host
         assert host is not None
-        block.device = torch.empty(host.shape, dtype=host.dtype, device=self._lanes.device)
-        self._lanes.to_device.to_device(host, block.device)
+        block.device = torch.empty(host.shape, dtype=host.dtype, device=self._streams.device)
+        self._streams.to_device.to_device(host, block.device)
         self._coming.append(block)
 
     def _keep_leaving(self) -> None:
         """Finish the copies to the host, and keep what is copied on the device as well."""
         if self._leaving:
-            self._lanes.to_host.wait_host()
+            self._streams.to_host.wait_host()
         self._leaving.clear()
         self._unsent.clear()

@@ -36,7 +36,8 @@ def elements_at_once(
     most = 0.0
     for is_expert, ranks in ((False, layout.dp * layout.cp), (True, layout.expt_dp)):
         own = [p for p in rank.parameters if p.trained and p.is_expert is is_expert]
-        numels = [p.numel for p in sorted(own, key=_is_vector)]  # has no weight decay, so is later
+        # Parameter groups with weight decay come first: those of matrices.
+        numels = [p.numel for p in sorted(own, key=_is_vector)]
         held = sum(numels) / (ranks if spread else 1)
         totals = [sum(numels[at] for at in bucket) for bucket in buckets(numels, bucket_size)]
         windows = (sum(totals[at : at + at_once]) for at in range(len(totals)))

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 import attrs
 import torch
@@ -19,6 +19,8 @@ from .buckets import buckets
 
 if TYPE_CHECKING:
     from ascend_run.plugin_api import MixedPrecisionOptimizer, SteppedParameter
+
+_T = TypeVar("_T")
 
 
 def swapping(
@@ -91,19 +93,18 @@ class _Swapping(MegatronOptimizer):
         members = [(index, p) for index, group in enumerate(whole) for p in group]
         ranges = buckets([p.numel() for _, p in members], self.bucket_size)
         parts = [[members[at] for at in one] for one in ranges]
-        ahead: list[list[tuple[int, Tensor]]] = [[]] if self.overlaps else []
         leaving: list[Tensor] = []
         try:
-            for part, following in zip([*ahead, *parts], [*parts, *ahead], strict=True):
+            for updated, arriving in _stages(parts, overlaps=self.overlaps):
                 self.copier.wait_device()
-                self._fetch(p for _, p in following)
+                self._fetch(p for _, p in arriving)
                 for index, group in enumerate(groups):
-                    group["params"] = [p for at, p in part if at == index]
-                if part:
+                    group["params"] = [p for at, p in updated if at == index]
+                if updated:
                     self.optimizer.step()
-                self._refresh(p for _, p in part)
+                self._refresh(p for _, p in updated)
                 self.copier.wait_host()
-                leaving = self._start_to_send(p for _, p in part)
+                leaving = self._start_to_send(p for _, p in updated)
                 if not self.overlaps:
                     leaving.clear()
         finally:
@@ -219,6 +220,21 @@ class _Swapping(MegatronOptimizer):
 
     def _inherited(self) -> MixedPrecisionOptimizer:
         return cast("MixedPrecisionOptimizer", super())
+
+
+def _stages(
+    buckets: Iterable[Sequence[_T]], *, overlaps: bool
+) -> Iterator[tuple[Sequence[_T], Sequence[_T]]]:
+    """Yield the bucket that is updated, and the one whose copies to the device start before that:
+    the next one or, if copies are not overlapped, itself. With overlap nothing is updated while the
+    first one arrives, and nothing arrives while the last one is updated.
+    """
+    updated: Sequence[_T] = ()
+    for arriving in buckets:
+        yield updated if overlaps else arriving, arriving
+        updated = arriving
+    if overlaps:
+        yield updated, ()
 
 
 def _flat(item: SteppedParameter) -> Tensor:

@@ -13,8 +13,8 @@ from torch.multiprocessing.reductions import StorageWeakRef
 
 from ascend_run.ops.transfer.saved_storages import whole
 from ascend_run.ops.transfer.swap_plan import Away, Link, SwapPlan
+from ascend_run.plugins.memory.smart_swap.copy_streams import CopyStreams
 from ascend_run.plugins.memory.smart_swap.engine import MOST_PROFILES, Engine
-from ascend_run.plugins.memory.smart_swap.lanes import Lanes
 from ascend_run.plugins.memory.smart_swap.planned_step import PlannedStep
 from ascend_run.plugins.memory.smart_swap.profile import NumberedBlock, Profile, ProfiledStep
 
@@ -184,7 +184,7 @@ def test_copies_in_flight_when_a_step_differs_are_finished_and_kept() -> None:
         parts=["mlp"] * 3,
     )
     plan = SwapPlan(away={0: Away(0, 2, 4)}, bytes_before=96, bytes_at_peak=64)
-    step = PlannedStep(Lanes(device), profile, plan)
+    step = PlannedStep(CopyStreams(device), profile, plan)
     tensors = [torch.full((8,), float(index)) for index in range(3)]
     first = block_of(tensors[0], 0)
     step.saved(first, "mlp", tensors[0])
@@ -207,7 +207,7 @@ def test_contents_that_change_before_they_leave_stay_where_they_are() -> None:
         parts=["mlp"] * 2,
     )
     plan = SwapPlan(away={0: Away(1, 2, 3)}, bytes_before=64, bytes_at_peak=64)
-    step = PlannedStep(Lanes(device), profile, plan)
+    step = PlannedStep(CopyStreams(device), profile, plan)
     tensors = [torch.ones(8), torch.ones(8)]
     blocks = [block_of(tensor, index) for index, tensor in enumerate(tensors)]
     step.saved(blocks[0], "mlp", tensors[0])

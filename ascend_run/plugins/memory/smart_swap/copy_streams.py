@@ -1,4 +1,4 @@
-"""The link between a device and its host."""
+"""The copies between a device and its host."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ _TRIES: Final = 3
 """Copies in each direction, of which the fastest one counts."""
 
 
-class Lanes:
-    """The copies of a device: one channel for each direction.
+class CopyStreams:
+    """The copies of a device, a stream for each direction.
 
-    Two, since the copies back of one channel wait for those of it that leave.
+    Two, since the copies back of one stream wait for those of it that leave.
     """
 
     def __init__(self, device: Device) -> None:
