@@ -8,41 +8,31 @@ from typing import Any, Final
 
 import pytest
 import torch
-from torch import Tensor
 
-from ascend_run.core.hooks import Hooks
 from ascend_run.plugins.memory.reuse_fp32_param.cost import ASIDE
 from ascend_run.testing.models import DENSE, MOE
 from ascend_run.testing.pool import GlooPool
 from ascend_run.testing.tensors import full_tensors
-from ascend_run.tools.plan.cost_model.estimate import RankCost, expected_costs
 from tests.core.train.runs import Runs
-from tests.support.small_runs import prepare
-from tests.support.state_runs import fingerprints
-from tests.support.stepping_jobs import continued, reloaded, saved
+from tests.support.costs import planned
+from tests.support.state_runs import (
+    BF16,
+    DISTRIBUTED,
+    EP,
+    OVERLAPPED,
+    TP,
+    assert_equal,
+    compared_checkpoints,
+    fingerprints,
+    without_and_with,
+)
+from tests.support.stepping_jobs import reloaded
 
 from .reuse_jobs import Steps, resting_ties, stepwise
 
 NAME: Final = ("reuse-fp32-param",)
 BUCKET: Final = {"plugins.reuse-fp32-param.bucket_size": 3000}
 """Several buckets, one of which is a single larger parameter."""
-BF16: Final[Mapping[str, Any]] = {
-    "train.precision": "bf16",
-    "train.micro_batch_size": 2,
-    "model.num_layers": 3,  # two ranges of an even number would end between parameters
-    "optimizer.lr": 0.01,
-    "optimizer.lr_decay_style": "constant",
-    "optimizer.weight_decay": 0.5,
-}
-DISTRIBUTED: Final = {"ddp.use_distributed_optimizer": True}
-OVERLAPPED: Final = {
-    **DISTRIBUTED,
-    "ddp.overlap_grad_reduce": True,
-    "ddp.overlap_param_gather": True,
-    "ddp.bucket_size": 4000,
-}
-TP: Final = {"parallel.tensor_model_parallel_size": 2, "parallel.sequence_parallel": True}
-EP: Final = {"parallel.expert_model_parallel_size": 2}
 SKIPPED: Final = (1, 2, 60, 131)
 
 
@@ -56,12 +46,8 @@ def both(
     *beside: str,
 ) -> tuple[list[Steps], list[Steps]]:
     """Without and with the plugin."""
-    runs = [(beside, values), ((*beside, *NAME), {**values, **BUCKET})]
-    plain, ours = (
-        pool.run(stepwise, ranks, given, enable, steps, skipped, every, timeout=200)
-        for enable, given in runs
-    )
-    return plain, ours
+    job = (steps, skipped, every)
+    return without_and_with(pool, stepwise, ranks, values, (NAME, BUCKET), *job, beside=beside)
 
 
 # 200 steps take ten seconds: make test has fewer, of which a rank has a part of the states.
@@ -127,7 +113,8 @@ def test_it_saves_two_bytes_per_parameter(gloo_pool: GlooPool, ddp: Mapping[str,
     ranks = 2
     values = {**DENSE, **BF16, **ddp}
     plain, ours = both(gloo_pool, values, ranks, 3, (), 10)
-    costs = [planned(values, (), ranks), planned({**values, **BUCKET}, NAME, ranks)]
+    runs = [(values, ()), ({**values, **BUCKET}, NAME)]
+    costs = [planned(given, enable, ranks)[1][0] for given, enable in runs]
     numel = costs[0].trained_parameters
     blanks = 4 * len(costs[0].rank.parameters)  # a NaN stands for a master weight between steps
     fewer = sum(a.state_bytes - b.state_bytes for a, b in zip(plain, ours, strict=True))
@@ -143,12 +130,6 @@ def test_it_saves_two_bytes_per_parameter(gloo_pool: GlooPool, ddp: Mapping[str,
     for steps, cost in zip((plain, ours), costs, strict=True):
         held = sum(one.state_bytes for one in steps) / ranks
         assert abs(held - cost.memory.optimizer) <= 0.01 * cost.memory.optimizer
-
-
-def planned(values: Mapping[str, Any], enable: tuple[str, ...], ranks: int) -> RankCost:
-    prepared = prepare(values, enable, ranks)
-    (cost,) = expected_costs(prepared.config, prepared.layout, Hooks(prepared.instances()))
-    return cost
 
 
 @pytest.mark.parametrize("ranks", [1, 2])
@@ -189,36 +170,11 @@ def test_checkpoints_are_those_of_a_run_without_it(
 ) -> None:
     """Saved, loaded into another number of ranks, and after more steps, all bitwise."""
     values = {**DENSE, **BF16, **BUCKET}
-    steps = 3
-
-    def full(outcomes: Any) -> Mapping[str, Tensor]:
-        found = full_tensors(outcomes)
-        assert found.problems() == []
-        return found.tensors
-
-    def run(job: Any, enable: tuple[str, ...], ddp: Any, ranks: int, folder: Path) -> Any:
-        given = {k: v for k, v in values.items() if enable or not k.startswith("plugins.")}
-        return gloo_pool.run(job, ranks, {**given, **ddp}, enable, str(folder), steps)
-
-    ends = []
-    for name, names in (("ours", (begun[0], resumed[0])), ("plain", ((), ()))):
-        written = full(run(saved, names[0], *begun[1:], tmp_path / name))
-        ranks = run(continued, names[1], *resumed[1:], tmp_path / name)
-        before, after = (full([rank[at] for rank in ranks]) for at in range(2))
-        assert_equal(before, written)
-        ends.append((written, after))
-    (ours, ours_after), (plain, plain_after) = ends
-    assert_equal(ours, plain)
-    assert_equal(ours_after, plain_after)
+    plain, plain_after = compared_checkpoints(gloo_pool, tmp_path, values, begun, resumed)
     mains = [key for key in plain if key.startswith("optimizer/main_param/")]
     assert mains
     assert all(plain[key].dtype == torch.float32 for key in mains)
     assert any(not torch.equal(plain[key], plain_after[key]) for key in mains)
-
-
-def assert_equal(got: Mapping[str, Tensor], want: Mapping[str, Tensor]) -> None:
-    assert got.keys() == want.keys()
-    assert [key for key, tensor in want.items() if not torch.equal(got[key], tensor)] == []
 
 
 @pytest.mark.exhaustive(by=lambda more: more)

@@ -8,7 +8,6 @@ from typing import Any, Final
 
 import pytest
 import torch
-from torch import Tensor
 
 from ascend_run.plugins.memory.swap_optimizer.buckets import buckets
 from ascend_run.testing.models import DENSE, MOE
@@ -28,9 +27,12 @@ from tests.support.state_runs import (
     SKIPPED,
     STEPS,
     TP,
+    assert_equal,
+    compared_checkpoints,
     fingerprints,
+    without_and_with,
 )
-from tests.support.stepping_jobs import continued, reloaded, saved
+from tests.support.stepping_jobs import reloaded
 
 from .swap_jobs import late, resident_file_bytes
 
@@ -45,12 +47,8 @@ def both(
     pool: GlooPool, folder: Path, values: Mapping[str, Any], ranks: int, *job: Any, beside: Any = ()
 ) -> tuple[list[Steps], list[Steps]]:
     """Without and with the plugin."""
-    ours = {**values, **OPTIONS, FOLDER: str(folder)}
-    runs = [(values, beside), (ours, (*beside, *NAME))]
-    plain, swapped = (
-        pool.run(stepwise, ranks, given, enable, *job, timeout=200) for given, enable in runs
-    )
-    return plain, swapped
+    own = (NAME, {**OPTIONS, FOLDER: str(folder)})
+    return without_and_with(pool, stepwise, ranks, values, own, *job, beside=beside)
 
 
 @pytest.mark.parametrize(
@@ -195,34 +193,9 @@ def test_checkpoints_are_those_of_a_run_without_it(
 ) -> None:
     """Saved, loaded into another number of ranks, and after more steps, all bitwise."""
     values = {**DENSE, **BF16, **OPTIONS, FOLDER: str(tmp_path), "train.precision": precision}
-    steps = 3
-
-    def full(outcomes: Any) -> Mapping[str, Tensor]:
-        found = full_tensors(outcomes)
-        assert found.problems() == []
-        return found.tensors
-
-    def run(job: Any, enable: tuple[str, ...], ddp: Any, ranks: int, folder: Path) -> Any:
-        given = {k: v for k, v in values.items() if enable or not k.startswith("plugins.")}
-        return gloo_pool.run(job, ranks, {**given, **ddp}, enable, str(folder), steps)
-
-    ends = []
-    for name, names in (("ours", (begun[0], resumed[0])), ("plain", ((), ()))):
-        written = full(run(saved, names[0], *begun[1:], tmp_path / name))
-        ranks = run(continued, names[1], *resumed[1:], tmp_path / name)
-        before, after = (full([rank[at] for rank in ranks]) for at in range(2))
-        assert_equal(before, written)
-        ends.append((written, after))
-    (ours, ours_after), (plain, plain_after) = ends
-    assert_equal(ours, plain)
-    assert_equal(ours_after, plain_after)
+    plain, plain_after = compared_checkpoints(gloo_pool, tmp_path, values, begun, resumed)
     moments = [key for key in plain if key.startswith("optimizer/exp_avg/")]
     assert any(not torch.equal(plain[key], plain_after[key]) for key in moments)
-
-
-def assert_equal(got: Mapping[str, Tensor], want: Mapping[str, Tensor]) -> None:
-    assert got.keys() == want.keys()
-    assert [key for key, tensor in want.items() if not torch.equal(got[key], tensor)] == []
 
 
 @pytest.mark.exhaustive(by=lambda more: more)

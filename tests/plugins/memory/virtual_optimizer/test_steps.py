@@ -8,7 +8,6 @@ from typing import Any, Final
 
 import pytest
 import torch
-from torch import Tensor
 
 from ascend_run.testing.models import DENSE, MOE
 from ascend_run.testing.pool import GlooPool
@@ -26,9 +25,12 @@ from tests.support.state_runs import (
     SKIPPED,
     STEPS,
     TP,
+    assert_equal,
+    compared_checkpoints,
     fingerprints,
+    without_and_with,
 )
-from tests.support.stepping_jobs import continued, reloaded, saved
+from tests.support.stepping_jobs import reloaded
 
 from .virtual_jobs import before_a_step, first_step, with_few_operators
 
@@ -45,11 +47,8 @@ def both(
 ) -> tuple[list[Steps], list[Steps]]:
     """Without and with the plugin."""
     plain = {key: value for key, value in values.items() if key != SIZE}
-    runs = [(plain, beside), ({**values, FOLDER: str(folder)}, (*beside, *NAME))]
-    without, ours = (
-        pool.run(stepwise, ranks, given, enable, *job, timeout=200) for given, enable in runs
-    )
-    return without, ours
+    own = (NAME, {**values, FOLDER: str(folder)})
+    return without_and_with(pool, stepwise, ranks, plain, own, *job, beside=beside)
 
 
 def costs_of(values: Mapping[str, Any], ranks: int = 1) -> tuple[RankCost, ...]:
@@ -182,27 +181,9 @@ def test_checkpoints_are_those_of_a_run_without_it(
     """Saved, loaded into another number of ranks, and after more steps, all bitwise; also where
     states must be copied to be read."""
     values = {**DENSE, **BF16, "train.precision": precision}
-    steps = 3
-
-    def full(outcomes: Any) -> Mapping[str, Tensor]:
-        found = full_tensors(outcomes)
-        assert found.problems() == []
-        return found.tensors
-
-    def run(job: Any, enable: tuple[str, ...], ddp: Any, ranks: int, folder: Path) -> Any:
-        arguments = ({**values, **ddp}, enable, str(folder), steps)
-        return gloo_pool.run(with_few_operators, ranks, job, *arguments)
-
-    ends = []
-    for name, names in (("ours", (begun[0], resumed[0])), ("plain", ((), ()))):
-        written = full(run(saved, names[0], *begun[1:], tmp_path / name))
-        ranks = run(continued, names[1], *resumed[1:], tmp_path / name)
-        before, after = (full([rank[at] for rank in ranks]) for at in range(2))
-        assert_equal(before, written)
-        ends.append((written, after))
-    (ours, ours_after), (plain, plain_after) = ends
-    assert_equal(ours, plain)
-    assert_equal(ours_after, plain_after)
+    plain, plain_after = compared_checkpoints(
+        gloo_pool, tmp_path, values, begun, resumed, around=with_few_operators
+    )
     moments = [key for key in plain if key.startswith("optimizer/exp_avg/")]
     assert any(not torch.equal(plain[key], plain_after[key]) for key in moments)
 
@@ -213,11 +194,6 @@ def test_weights_that_are_loaded_are_followed(gloo_pool: GlooPool) -> None:
     for at in range(2):
         want, got = (full_tensors([rank[at] for rank in one]) for one in (plain, ours))
         assert_equal(got.tensors, want.tensors)
-
-
-def assert_equal(got: Mapping[str, Tensor], want: Mapping[str, Tensor]) -> None:
-    assert got.keys() == want.keys()
-    assert [key for key, tensor in want.items() if not torch.equal(got[key], tensor)] == []
 
 
 def test_a_stopped_run_resumes_bitwise(gloo_pool: GlooPool, tmp_path: Path) -> None:
