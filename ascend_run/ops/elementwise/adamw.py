@@ -9,6 +9,18 @@ import torch
 from torch import Tensor
 
 
+def new_states(parameter: Tensor, dtype: torch.dtype | None = None) -> dict[str, Tensor]:
+    """Return the states of a parameter before its first step: ``step``, ``exp_avg`` and
+    ``exp_avg_sq``.
+
+    Args:
+        dtype: Of the moments; None: the parameter's.
+    """
+    step = torch.zeros((), dtype=torch.float32, device=parameter.device)
+    moments = ("exp_avg", "exp_avg_sq")
+    return {"step": step} | {name: torch.zeros_like(parameter, dtype=dtype) for name in moments}
+
+
 def adamw_(
     options: Mapping[str, Any],
     params: list[Tensor],

@@ -42,6 +42,13 @@ class SavedView:
     stride: tuple[int, ...]
     offset: int
 
+    def tensor(self) -> Tensor:
+        """Return the tensor, whose storage is on the device."""
+        device = self.block.device
+        assert device is not None
+        like = torch.empty(0, dtype=self.dtype, device=device.device)
+        return like.set_(device.untyped_storage(), self.offset, self.size, self.stride)
+
 
 def whole(storage: torch.UntypedStorage) -> Tensor:
     """Return all bytes of a storage as a tensor, [n] uint8."""

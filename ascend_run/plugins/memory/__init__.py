@@ -28,7 +28,8 @@ if TYPE_CHECKING:
     from ascend_run.ops.recompute_ahead.engine import RecomputeAhead
     from ascend_run.ops.recomputed import RandomState
 
-
+MIB: Final = 1 << 20
+"""Bytes; the unit of options that end in ``_mb``."""
 IN_ONE_CHUNK: Final = Condition(
     "parallel.virtual_pipeline_model_parallel_size",
     "<=",
@@ -65,6 +66,11 @@ def is_among_first(count: int | None, place: int, chunk: int, num_chunks: int) -
         place, chunk, num_chunks: See ``ascend_activation_policy``.
     """
     return count is None or place * num_chunks + chunk < count
+
+
+def in_mib(nbytes: float) -> str:
+    """Return a number of bytes as an option in MiB takes it."""
+    return f"{nbytes / MIB:.6g}"
 
 
 def in_flight(config: RunConfig, layout: Layout, rank: PipelineStage) -> float:

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Collection
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
+from ascend_run.ops.data_parallel_shares import data_parallel_shares
 from ascend_run.plugin_api import CostChange, Phase, WorkingMemory
 
 if TYPE_CHECKING:
@@ -13,6 +14,17 @@ if TYPE_CHECKING:
 
 _COPIES: Final = 2 * 4
 """Bytes per element of both moments in float32."""
+
+
+def adamw_options(config: RunConfig) -> dict[str, Any]:
+    """Return a run's options of AdamW, by the names that torch's optimizers have for them."""
+    options = config.optimizer
+    return {
+        "lr": options.lr,
+        "betas": (options.adam_beta1, options.adam_beta2),
+        "eps": options.adam_eps,
+        "weight_decay": options.weight_decay,
+    }
 
 
 def cost_of_chunks(
@@ -42,10 +54,9 @@ def cost_of_chunks(
 def _largest(config: RunConfig, layout: Layout, rank: PipelineStage) -> float:
     """Return the elements of the largest parameter of a rank, or of its share of all of them."""
     found = 0.0
-    for is_expert, ranks in ((False, layout.dp * layout.cp), (True, layout.expt_dp)):
-        numels = [p.numel for p in rank.parameters if p.trained and p.is_expert is is_expert]
-        held = sum(numels) / (ranks if config.ddp.use_distributed_optimizer else 1)
-        found = max(found, min(held, max(numels, default=0)))
+    for parameters, shards in data_parallel_shares(config, layout, rank):
+        numels = [p.numel for p in parameters]
+        found = max(found, min(sum(numels) / shards, max(numels, default=0)))
     return found
 
 

@@ -27,7 +27,7 @@ from ascend_run.plugin_api import (
     Support,
     hookimpl,
 )
-from ascend_run.plugins.memory import in_flight
+from ascend_run.plugins.memory import MIB, in_flight
 
 from .outcome import FILE_NAME, Outcome, log
 
@@ -37,7 +37,6 @@ if TYPE_CHECKING:
     from .search import Search
 
 _NAME: Final = "adaptive-recompute"
-_MIB = 1 << 20
 _UNLIMITED = 1 << 62
 
 
@@ -105,7 +104,7 @@ class AdaptiveRecompute:
     def __init__(self, config: AdaptiveRecomputeConfig) -> None:
         self.config = config
         given = config.activation_mb
-        self._budget = self._most = _UNLIMITED if given is None else int(given * _MIB)
+        self._budget = self._most = _UNLIMITED if given is None else int(given * MIB)
         self._steps = 0
         self._search: Search | None = None
         self._tries_again = False

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Final
 import attrs
 
 from ascend_run.plugin_api import StorageError
+from ascend_run.plugins.memory import in_mib
 
 from .solver import words_for
 
@@ -19,7 +20,6 @@ if TYPE_CHECKING:
 
 FILE_NAME: Final = "adaptive_recompute.jsonl"
 """In the run folder; it has the last decision."""
-_MIB: Final = 1 << 20
 
 
 @attrs.frozen(kw_only=True)
@@ -48,7 +48,7 @@ class Outcome:
                 budget_bytes=self.budget,
                 expected_bytes=found.expected,
                 fix="the layers now keep as little as they can; set plugins.adaptive-recompute."
-                f"activation_mb to at least {found.least / _MIB:.6g}",
+                f"activation_mb to at least {in_mib(found.least)}",
             )
 
     def measured(self, nbytes: int) -> Outcome:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
+from ascend_run.ops.data_parallel_shares import data_parallel_shares
 from ascend_run.plugin_api import (
     CostChange,
     Layout,
@@ -28,12 +29,10 @@ def memory_cost(
     config: RunConfig, layout: Layout, rank: PipelineStage, bucket_size: int
 ) -> CostChange:
     """Return the master weights between steps, and what a step adds to them."""
-    spread = config.ddp.use_distributed_optimizer
-    trained = [p for p in rank.parameters if p.trained]
     at_once = largest = 0.0
-    for is_expert, ranks in ((False, layout.dp * layout.cp), (True, layout.expt_dp)):
-        numels = [p.numel for p in trained if p.is_expert is is_expert]
-        held = sum(numels) / (ranks if spread else 1)
+    for parameters, shards in data_parallel_shares(config, layout, rank):
+        numels = [p.numel for p in parameters]
+        held = sum(numels) / shards
         most = max(numels, default=0)
         at_once = max(at_once, min(held, max(bucket_size, most)))
         largest = max(largest, min(held, most))

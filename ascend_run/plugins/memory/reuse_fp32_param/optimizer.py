@@ -13,6 +13,7 @@ from megatron.core.optimizer.optimizer import MegatronOptimizer
 from torch import Tensor
 
 from ascend_run.ops.bf16_residual import Bf16Residual
+from ascend_run.ops.optimizer_buckets import buckets, stepping_some, updated_elements
 
 if TYPE_CHECKING:
     from ascend_run.plugin_api import MixedPrecisionOptimizer, SteppedParameter
@@ -43,7 +44,7 @@ class _Reusing(MegatronOptimizer):
         super().__init__(*args, **kwargs)
         self._residuals: dict[Tensor, Bf16Residual] = {}
         self._weights = {
-            item.stepped: _flat(item)
+            item.stepped: updated_elements(item)
             for item in self._inherited().stepped()
             if (item.parameter.dtype, item.stepped.dtype) == (torch.bfloat16, torch.float32)
         }
@@ -61,20 +62,15 @@ class _Reusing(MegatronOptimizer):
     @torch.no_grad()
     def update(self) -> None:
         """Step bucket by bucket; each is a call of the inner optimizer with parts of its groups."""
-        groups = self.optimizer.param_groups
-        whole: list[list[Tensor]] = [group["params"] for group in groups]
-        buckets = [*self._buckets(whole)]
-        most = max(sum(main.numel() for main in self._halved(bucket)) for bucket in buckets)
-        scratch = self._scratch(most)
-        try:
-            for bucket in buckets:
-                for group, members in zip(groups, bucket, strict=True):
-                    group["params"] = members
-                with self._in_float32(self._halved(bucket), scratch):
-                    self.optimizer.step()
-        finally:
-            for group, members in zip(groups, whole, strict=True):
-                group["params"] = members
+        parameters = [p for group in self.optimizer.param_groups for p in group["params"]]
+        numels = [p.numel() if p in self._weights else 0 for p in parameters]
+        ranges = [*buckets(numels, self.bucket_size)]
+        scratch = self._scratch(max((sum(numels[at] for at in one) for one in ranges), default=0))
+        with stepping_some(self.optimizer) as step:
+            for one in ranges:
+                bucket = [parameters[at] for at in one]
+                with self._in_float32([p for p in bucket if p in self._weights], scratch):
+                    step(bucket)
 
     @torch.no_grad()
     def refresh(self) -> None:
@@ -134,32 +130,9 @@ class _Reusing(MegatronOptimizer):
             return self._residuals[main].values_at(self._weights[main], where)
         return main.detach().view(-1).index_select(0, where)
 
-    def _buckets(self, groups: Sequence[Sequence[Tensor]]) -> Iterator[list[list[Tensor]]]:
-        """Yield the parameters of each bucket, group by group; at least one bucket."""
-        bucket: list[list[Tensor]] = [[] for _ in groups]
-        total = 0
-        for index, group in enumerate(groups):
-            for stepped in group:
-                numel = stepped.numel() if stepped in self._weights else 0
-                if total and total + numel > self.bucket_size:
-                    yield bucket
-                    bucket, total = [[] for _ in groups], 0
-                bucket[index].append(stepped)
-                total += numel
-        yield bucket
-
-    def _halved(self, bucket: Sequence[Sequence[Tensor]]) -> list[Tensor]:
-        return [p for members in bucket for p in members if p in self._weights]
-
     def _scratch(self, numel: int) -> Tensor:
         device = next((weight.device for weight in self._weights.values()), None)
         return torch.empty(numel, dtype=torch.float32, device=device)
 
     def _inherited(self) -> MixedPrecisionOptimizer:
         return cast("MixedPrecisionOptimizer", super())
-
-
-def _flat(item: SteppedParameter) -> Tensor:
-    """Return the elements of the model's weight that are updated here, [elements]."""
-    weight = item.parameter.detach().view(-1)
-    return weight if item.flat_range is None else weight[slice(*item.flat_range)]

@@ -28,7 +28,7 @@ from ascend_run.plugin_api import (
     Support,
     hookimpl,
 )
-from ascend_run.plugins.memory import in_flight, some_of, warn_that_nothing_is_saved
+from ascend_run.plugins.memory import MIB, in_flight, some_of, warn_that_nothing_is_saved
 
 if TYPE_CHECKING:
     from torch import nn
@@ -40,7 +40,6 @@ MODULES: Final = ("input_layernorm", "self_attention", "pre_mlp_layernorm", "mlp
 """Modules of a layer, by Megatron's names, in execution order."""
 _PARTS: Final = dict(zip(MODULES, ("input_norm", "self_attention", "mlp_norm", "mlp"), strict=True))
 """Module -> its part in the cost model."""
-_MIB: Final = 1 << 20
 
 
 @attrs.frozen(kw_only=True)
@@ -125,7 +124,7 @@ class SmartSwap:
         stays where its backward follows its forward: nothing overlaps its copies."""
         kept = {layer: self._bytes_of(rank, layer) for layer in rank.layers}
         forwards = in_flight(config, layout, rank)
-        budget = (self.config.activation_mb or 0.0) * _MIB / forwards
+        budget = (self.config.activation_mb or 0.0) * MIB / forwards
         left, moved = sum(kept.values()), list[int]()
         for layer in rank.layers if forwards > 1 else rank.layers[:-1]:
             if left <= budget:
@@ -170,7 +169,7 @@ class SmartSwap:
             device,
             min_bytes=options.min_bytes,
             warmup_steps=options.warmup_steps,
-            budget=int((options.activation_mb or 0.0) * _MIB),
+            budget=int((options.activation_mb or 0.0) * MIB),
             link=None if speed is None else Link(to_host=speed, to_device=speed),
         )
 

@@ -29,6 +29,7 @@ from ascend_run.ops.transfer.saved_storages import (
 )
 from ascend_run.ops.transfer.swap_plan import Link, SwapPlan, plan_swaps
 from ascend_run.plugin_api import Device, Forward, ForwardLink
+from ascend_run.plugins.memory import in_mib
 
 from .copy_streams import CopyStreams
 from .planned_step import PlannedStep
@@ -37,7 +38,6 @@ from .profile import NumberedBlock, Profile, ProfiledStep
 Step: TypeAlias = ProfiledStep | PlannedStep
 MOST_PROFILES: Final = 3
 """Steps that are profiled in a row without one that comes out as planned."""
-_MIB: Final = 1 << 20
 
 
 class Engine:
@@ -140,9 +140,7 @@ class Engine:
         block = kept.block
         assert isinstance(block, NumberedBlock)
         step.used(block)
-        assert block.device is not None
-        like = torch.empty(0, dtype=kept.dtype, device=block.device.device)
-        return like.set_(block.device.untyped_storage(), kept.offset, kept.size, kept.stride)
+        return kept.tensor()
 
     def _watching(self, module: nn.Module, part: str, inner: Forward) -> Forward:
         def forward(*args: Any, **kwargs: Any) -> Any:
@@ -216,7 +214,7 @@ class Engine:
                 budget_bytes=self._budget,
                 expected_bytes=plan.bytes_at_peak,
                 fix="no other copy would be overlapped; set plugins.smart-swap.activation_mb to "
-                f"{plan.bytes_at_peak / _MIB:.6g}, or recompute as well",
+                f"{in_mib(plan.bytes_at_peak)}, or recompute as well",
             )
 
 

@@ -7,7 +7,6 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 import attrs
-import torch
 from torch import Tensor
 
 from ascend_run.ops.saved_tensors import without_graph
@@ -91,10 +90,7 @@ class Call:
         if isinstance(kept, Tensor):
             return kept
         kept.call.make_ready()
-        assert kept.block.device is not None
-        like = torch.empty(0, dtype=kept.dtype, device=kept.block.device.device)
-        storage = kept.block.device.untyped_storage()
-        return like.set_(storage, kept.offset, kept.size, kept.stride)
+        return kept.tensor()
 
     def let_go(self) -> None:
         """Drop the device storages, after their copies are complete."""

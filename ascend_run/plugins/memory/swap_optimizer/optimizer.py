@@ -5,22 +5,19 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
-from typing import TYPE_CHECKING, Any, TypeVar, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import attrs
 import torch
 from megatron.core.optimizer.optimizer import MegatronOptimizer
 from torch import Tensor
 
+from ascend_run.ops.optimizer_buckets import buckets, stepping_some, updated_elements
 from ascend_run.plugin_api import Device, HostCopier
 from ascend_run.types.optimizer import MAIN_PARAM
 
-from .buckets import buckets
-
 if TYPE_CHECKING:
     from ascend_run.plugin_api import MixedPrecisionOptimizer, SteppedParameter
-
-_T = TypeVar("_T")
 
 
 def swapping(
@@ -65,7 +62,7 @@ class _Swapping(MegatronOptimizer):
         self._on_host: dict[Tensor, dict[str, Tensor]] = {}
         """Parameter that is stepped -> the states and the master weights that it has there."""
         self._weights = {
-            item.stepped: _flat(item)
+            item.stepped: updated_elements(item)
             for item in self._inherited().stepped()
             if item.stepped.dtype != item.parameter.dtype and item.stepped.numel()
         }
@@ -88,28 +85,21 @@ class _Swapping(MegatronOptimizer):
     @torch.no_grad()
     def update(self) -> None:
         """Step bucket by bucket; each is a call of the inner optimizer with parts of its groups."""
-        groups = self.optimizer.param_groups
-        whole: list[list[Tensor]] = [group["params"] for group in groups]
-        members = [(index, p) for index, group in enumerate(whole) for p in group]
-        ranges = buckets([p.numel() for _, p in members], self.bucket_size)
-        parts = [[members[at] for at in one] for one in ranges]
+        parameters = self._parameters()
+        ranges = buckets([p.numel() for p in parameters], self.bucket_size)
+        parts = ([parameters[at] for at in one] for one in ranges)
         leaving: list[Tensor] = []
-        try:
+        with stepping_some(self.optimizer) as step:
             for updated, arriving in _stages(parts, overlaps=self.overlaps):
                 self.copier.wait_device()
-                self._fetch(p for _, p in arriving)
-                for index, group in enumerate(groups):
-                    group["params"] = [p for at, p in updated if at == index]
+                self._fetch(arriving)
                 if updated:
-                    self.optimizer.step()
-                self._refresh(p for _, p in updated)
+                    step(updated)
+                self._refresh(updated)
                 self.copier.wait_host()
-                leaving = self._start_to_send(p for _, p in updated)
+                leaving = self._start_to_send(updated)
                 if not self.overlaps:
                     leaving.clear()
-        finally:
-            for group, params in zip(groups, whole, strict=True):
-                group["params"] = params
         self.copier.wait_host()
         del leaving
 
@@ -136,7 +126,7 @@ class _Swapping(MegatronOptimizer):
             yield
             return
         self._finish_copies()
-        parameters = [p for group in self.optimizer.param_groups for p in group["params"]]
+        parameters = self._parameters()
         with torch.no_grad():
             if all(self.optimizer.state.get(p) for p in parameters):
                 for main in self._weights:
@@ -218,26 +208,23 @@ class _Swapping(MegatronOptimizer):
             self.device.synchronize()
             self._copying = False
 
+    def _parameters(self) -> list[Tensor]:
+        return [p for group in self.optimizer.param_groups for p in group["params"]]
+
     def _inherited(self) -> MixedPrecisionOptimizer:
         return cast("MixedPrecisionOptimizer", super())
 
 
 def _stages(
-    buckets: Iterable[Sequence[_T]], *, overlaps: bool
-) -> Iterator[tuple[Sequence[_T], Sequence[_T]]]:
+    buckets: Iterable[Sequence[Tensor]], *, overlaps: bool
+) -> Iterator[tuple[Sequence[Tensor], Sequence[Tensor]]]:
     """Yield the bucket that is updated, and the one whose copies to the device start before that:
     the next one or, if copies are not overlapped, itself. With overlap nothing is updated while the
     first one arrives, and nothing arrives while the last one is updated.
     """
-    updated: Sequence[_T] = ()
+    updated: Sequence[Tensor] = ()
     for arriving in buckets:
         yield updated if overlaps else arriving, arriving
         updated = arriving
     if overlaps:
         yield updated, ()
-
-
-def _flat(item: SteppedParameter) -> Tensor:
-    """Return the elements of the model's weight that are updated here, [elements]."""
-    weight = item.parameter.detach().view(-1)
-    return weight if item.flat_range is None else weight[slice(*item.flat_range)]

@@ -19,6 +19,7 @@ from ascend_run.plugin_api import (
     Support,
     hookimpl,
 )
+from ascend_run.plugins.optimizers import adamw_options
 
 if TYPE_CHECKING:
     import torch
@@ -78,14 +79,10 @@ class EmaAdamW:
 
     @hookimpl
     def ascend_optimizer(self, config: RunConfig) -> OptimizerSpec:
-        options = config.optimizer
         return OptimizerSpec(
             build=partial(
                 _build,
-                lr=options.lr,
-                betas=(options.adam_beta1, options.adam_beta2),
-                eps=options.adam_eps,
-                weight_decay=options.weight_decay,
+                **adamw_options(config),
                 ema_decay=self.config.decay,
                 ema_warmup=self.config.warmup,
             ),

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ascend_run.ops.elementwise.adamw import adamw_step_
+from ascend_run.ops.elementwise.adamw import adamw_step_, new_states
 from ascend_run.ops.elementwise.ema_adamw import warmed_up_decay
 
 AVERAGE = "ema"
@@ -57,9 +57,7 @@ class AveragingAdamW(torch.optim.Optimizer):
     def _state(self, parameter: Tensor) -> dict[str, Tensor]:
         state: dict[str, Tensor] = self.state[parameter]
         if not state:
-            state["step"] = torch.zeros((), dtype=torch.float32, device=parameter.device)
-            state["exp_avg"] = torch.zeros_like(parameter)
-            state["exp_avg_sq"] = torch.zeros_like(parameter)
+            state |= new_states(parameter)
             state[AVERAGE] = parameter.detach().clone()
         return state
 

@@ -21,7 +21,7 @@ from ascend_run.plugin_api import (
     Support,
     hookimpl,
 )
-from ascend_run.plugins.optimizers import cost_of_chunks, warn_of_unknown_names
+from ascend_run.plugins.optimizers import adamw_options, cost_of_chunks, warn_of_unknown_names
 
 from .parameters import BLOCK, CHUNK, DEVICE_CHUNK, EIGHT_BITS, MOMENTS, WIDE, parameter_options
 
@@ -68,17 +68,13 @@ class LowPrecisionOptimizer:
 
     @hookimpl
     def ascend_optimizer(self, config: RunConfig) -> OptimizerSpec:
-        options = config.optimizer
         codes = OptimizerState(dtype="uint8", where={MOMENTS: EIGHT_BITS})
         scales = OptimizerState(block=BLOCK, where={MOMENTS: EIGHT_BITS})
         wide = OptimizerState(where={MOMENTS: WIDE})
         return OptimizerSpec(
             build=partial(
                 _build,
-                lr=options.lr,
-                betas=(options.adam_beta1, options.adam_beta2),
-                eps=options.adam_eps,
-                weight_decay=options.weight_decay,
+                **adamw_options(config),
             ),
             states={
                 "step": OptimizerState(scalar=True),

@@ -7,7 +7,7 @@ from typing import Any, Final
 import torch
 from torch import Tensor
 
-from ascend_run.ops.elementwise.adamw import adamw_, adamw_step_
+from ascend_run.ops.elementwise.adamw import adamw_, adamw_step_, new_states
 
 from .parameters import BLOCK, CHUNK, DEVICE_CHUNK, EIGHT_BITS, MOMENTS, WIDE
 from .quantization import Quantizer
@@ -83,8 +83,7 @@ class EightBitAdamW(torch.optim.Optimizer):
     def _wide_state(self, parameter: Tensor) -> dict[str, Tensor]:
         state: dict[str, Tensor] = self.state[parameter]
         if not state:
-            state["step"] = torch.zeros((), dtype=torch.float32, device=parameter.device)
-            state |= {name: torch.zeros_like(parameter) for name in _NAMES}
+            state |= new_states(parameter)
         return state
 
     def _narrow_state(self, parameter: Tensor) -> dict[str, Tensor]:

@@ -21,7 +21,7 @@ from ascend_run.plugin_api import (
     Support,
     hookimpl,
 )
-from ascend_run.plugins.optimizers import cost_of_chunks
+from ascend_run.plugins.optimizers import adamw_options, cost_of_chunks
 
 if TYPE_CHECKING:
     import torch
@@ -66,14 +66,10 @@ class O2Bf16Optimizer:
 
     @hookimpl
     def ascend_optimizer(self, config: RunConfig) -> OptimizerSpec:
-        options = config.optimizer
         return OptimizerSpec(
             build=partial(
                 _build,
-                lr=options.lr,
-                betas=(options.adam_beta1, options.adam_beta2),
-                eps=options.adam_eps,
-                weight_decay=options.weight_decay,
+                **adamw_options(config),
                 seed=config.run.seed if self.config.stochastic_rounding else None,
             ),
             states={

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ascend_run.ops.elementwise.adamw import adamw_
+from ascend_run.ops.elementwise.adamw import adamw_, new_states
 
 from . import CHUNK
 from .rounding import drawn, key_of, round_stochastically_
@@ -62,7 +62,5 @@ class Bf16AdamW(torch.optim.Optimizer):
     def _state(self, parameter: Tensor) -> dict[str, Tensor]:
         state: dict[str, Tensor] = self.state[parameter]
         if not state:
-            state["step"] = torch.zeros((), dtype=torch.float32, device=parameter.device)
-            for name in ("exp_avg", "exp_avg_sq"):
-                state[name] = torch.zeros_like(parameter, dtype=torch.bfloat16)
+            state |= new_states(parameter, torch.bfloat16)
         return state

@@ -9,7 +9,7 @@ from typing import Any, Final
 import pytest
 import torch
 
-from ascend_run.plugins.memory.swap_optimizer.buckets import buckets
+from ascend_run.ops.optimizer_buckets import buckets
 from ascend_run.testing.models import DENSE, MOE
 from ascend_run.testing.pool import GlooPool
 from ascend_run.testing.tensors import full_tensors
