@@ -198,7 +198,7 @@ def test_the_options_that_it_names_exist(page: Path) -> None:
         "--list",
         "--plot",
         "--draft",
-        *("--fresh", "--limit", "--workers", "--ascend-timeout"),
+        *("--fresh", "--limit", "--new", "--workers", "--ascend-timeout"),
         *("--nproc-per-node", "--ntasks-per-node"),
         *("--dist-ckpt-strictness", "--finetune", "--quick-geglu"),
         *("--swiglu", "--rope-scaling", "--rope-scaling-type"),

@@ -24,7 +24,7 @@ def test_a_bucket_has_as_many_parameters_as_fit_or_one(
     assert [*buckets(numels, 3)] == expected
 
 
-def test_only_some_parameters_are_stepped_and_all_come_back_after_an_error() -> None:
+def test_parameters_left_out_of_a_step_come_back_after_an_error() -> None:
     parameters = [torch.nn.Parameter(torch.zeros(1)) for _ in range(4)]
     for parameter in parameters:
         parameter.grad = torch.ones(1)
