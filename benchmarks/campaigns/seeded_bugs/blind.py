@@ -266,7 +266,7 @@ BUGS: Final = (
     Bug(
         name="blind-swap-forgets-strides",
         what="a view comes back with its values in the order of its storage",
-        target="ascend_run.plugins.memory.swap_attention.call:Call.unpack",
+        target="ascend_run.ops.swapping.call:Call.unpack",
         old="like.set_(storage, kept.offset, kept.size, kept.stride)",
         new="like.set_(storage, kept.offset, kept.size)",
         plugins=("swap-attention",),

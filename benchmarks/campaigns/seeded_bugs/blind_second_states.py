@@ -154,7 +154,7 @@ _PARALLEL: Final = (
     Bug(
         name="blind2-swap-finds-copies-by-size",
         what="offloaded activations of one size share a host copy, that of the first of them",
-        target="ascend_run.plugins.memory.swap_attention.call:Call.pack",
+        target="ascend_run.ops.swapping.call:Call.pack",
         old="block = self._leaving.get(key)",
         new="block = next((b for b in self._leaving.values() "
         "if b.host.numel() == storage.nbytes()), None)",

@@ -15,7 +15,7 @@ BUGS: Final = (
     Bug(
         name="swap-loses-the-end",
         what="the last bytes of a tensor that was swapped do not come back",
-        target="ascend_run.plugins.memory.swap_attention.swapper:Swapper.bring_back",
+        target="ascend_run.ops.swapping.swapper:Swapper.bring_back",
         old="self.copier.to_device(host, out)",
         new="self.copier.to_device(host, out)\n    out[-8:] = 0",
         plugins=("swap-attention",),

@@ -6,7 +6,7 @@ from typing import Final
 
 from .bug import BACKWARD, FORWARD, OPTIMIZER, Bug
 
-_SWAPPER = "ascend_run.plugins.memory.swap_attention.swapper"
+_SWAPPER = "ascend_run.ops.swapping.swapper"
 _ADAPTER = "ascend_run.plugins.fine_tuning.lora.adapter"
 _SMALL = {"plugins.swap-attention.min_bytes": 1}
 _ADAPTERS = r".*(adapter|lora|linear_qkv|linear_proj|linear_fc1|linear_fc2).*"

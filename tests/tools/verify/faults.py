@@ -391,7 +391,7 @@ def recompute_with_another_mask() -> Undo:
 
 def forget_the_offset_of_saved_tensors() -> Undo:
     """A swapped tensor comes back from the start of its storage."""
-    from ascend_run.plugins.memory.swap_attention.call import Call
+    from ascend_run.ops.swapping.call import Call
 
     def change(inner: Any) -> Any:
         def unpack(kept: Any) -> Any:

@@ -40,7 +40,7 @@ from ascend_run.plugins.memory import (
 if TYPE_CHECKING:
     from torch import nn
 
-    from .swapper import Swapper
+    from ascend_run.ops.swapping.swapper import Swapper
 
 
 _NAME: Final = "swap-attention"
@@ -142,9 +142,8 @@ class SwapAttention:
         return dict(zip(names, links, strict=True))
 
     def _make_swapper(self, device: Device) -> Swapper:
+        from ascend_run.ops.swapping.swapper import Swapper
         from ascend_run.ops.transfer.file_copier import FileCopier
-
-        from .swapper import Swapper
 
         options = self.config
         copier: HostCopier = device.host_copier()

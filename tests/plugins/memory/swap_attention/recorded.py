@@ -7,9 +7,9 @@ from contextlib import contextmanager
 from typing import Any
 from unittest.mock import patch
 
-from ascend_run.plugins.memory.swap_attention.backward_order import BackwardOrder
-from ascend_run.plugins.memory.swap_attention.call import Call
-from ascend_run.plugins.memory.swap_attention.swapper import Swapper
+from ascend_run.ops.swapping.backward_order import BackwardOrder
+from ascend_run.ops.swapping.call import Call
+from ascend_run.ops.swapping.swapper import Swapper
 from ascend_run.testing.runtime import RankOutcome, Trial, run_trial
 
 Forward = tuple[int, int, int]

@@ -28,8 +28,8 @@ from ascend_run.ops.transfer.saved_storages import (
     can_leave,
     whole,
 )
-from ascend_run.plugin_api import ForwardLink, HostCopier
-from ascend_run.types.forward import Forward
+from ascend_run.types.device import HostCopier
+from ascend_run.types.forward import Forward, ForwardLink
 
 from .backward_order import BackwardOrder
 from .call import Call
