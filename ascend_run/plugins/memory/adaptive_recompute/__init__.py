@@ -260,7 +260,8 @@ class AdaptiveRecompute:
     def _choice(self, recorder: Recorder, context: RunContext) -> Decision | None:
         from .decision import decide
 
-        return decide(recorder.layers, context.groups, context.device.torch_device, self._budget)
+        device = context.device.torch_device
+        return decide(recorder.layers, recorder.moments, context.groups, device, self._budget)
 
     def _decide(self, recorder: Recorder, context: RunContext) -> None:
         found = self._choice(recorder, context)

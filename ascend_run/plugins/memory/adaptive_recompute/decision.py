@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import operator
+from collections.abc import Collection, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
 import attrs
@@ -10,7 +11,7 @@ import torch
 from torch import distributed as dist
 
 from .recorder import CHOICES, NEVER, PARTS, Layer
-from .solver import Choice, Kind, smallest, solve, useful, words_for
+from .solver import Choice, Kind, most_at_once, smallest, solve, useful, words_for
 
 if TYPE_CHECKING:
     from megatron.core.process_groups_config import ProcessGroupCollection
@@ -25,7 +26,8 @@ class KindOfLayer:
     """Layers that are alike, with what was measured of them."""
 
     layers: tuple[Layer, ...]
-    in_flight: int  #: Forwards of such a layer that wait for their backward at the same time.
+    in_flight: tuple[int, ...]
+    """Forwards of such a layer that wait for their backward, at each moment of a step."""
     nbytes: dict[tuple[str, ...], int]  #: Choice -> bytes of one forward.
     nanoseconds: dict[str, int]  #: Part -> time of its forward.
 
@@ -42,18 +44,18 @@ class KindOfLayer:
         choices = tuple(
             Choice(
                 parts,
-                self.in_flight * nbytes,
+                nbytes,
                 sum(max(1, round(self.nanoseconds[part] / unit)) for part in parts),
             )
             for parts, nbytes in self.nbytes.items()
         )
-        return Kind(choices, len(self.layers))
+        return Kind(choices, len(self.layers), self.in_flight)
 
     def record(self) -> dict[str, Any]:
         """Return it for the log, without choices that others beat in both bytes and time."""
         return {
             "layers": self.indices(),
-            "in_flight": self.in_flight,
+            "in_flight": max(self.in_flight),
             "choices": {
                 words_for(choice.parts): {
                     "bytes": choice.nbytes,
@@ -104,18 +106,28 @@ class Decision:
 
 
 def decide(
-    layers: Sequence[Layer], groups: ProcessGroupCollection, device: torch.device, budget: int
+    layers: Sequence[Layer],
+    moments: Collection[Sequence[int]],
+    groups: ProcessGroupCollection,
+    device: torch.device,
+    budget: int,
 ) -> Decision | None:
     """Return what is within the budget and takes the least time; if nothing is, what keeps least.
     None if no layer has run.
 
     Collective over all ranks of a pipeline stage, which get the same: of each measurement the
     largest of all ranks counts.
+
+    Args:
+        moments: Forwards of each layer that waited at the same time; the schedule's, so they are
+            those of all ranks of the stage.
     """
-    layers = [layer for layer in layers if layer.nbytes]
-    if not layers:
+    ran = [at for at, layer in enumerate(layers) if layer.nbytes]
+    if not ran:
         return None
-    kinds = kinds_of(layers, _largest([_row(layer) for layer in layers], groups, device))
+    layers = [layers[at] for at in ran]
+    rows = _largest([_row(layer) for layer in layers], groups, device)
+    kinds = kinds_of(layers, rows, _fullest({tuple(now[at] for at in ran) for now in moments}))
     unit = max(max(kind.nanoseconds.values()) for kind in kinds) / _STEPS
     problem = [kind.to_solve(max(unit, 1.0)) for kind in kinds]
     found = solve(problem, budget)
@@ -124,25 +136,28 @@ def decide(
     return Decision(
         kinds=kinds,
         chosen=tuple(tuple(choice.parts for choice in choices) for choices in found),
-        expected=sum(choice.nbytes for choices in found for choice in choices),
+        expected=most_at_once(problem, found),
         least=smallest(problem),
     )
 
 
-def kinds_of(layers: Sequence[Layer], rows: Sequence[Sequence[int]]) -> tuple[KindOfLayer, ...]:
+def kinds_of(
+    layers: Sequence[Layer], rows: Sequence[Sequence[int]], moments: Sequence[Sequence[int]]
+) -> tuple[KindOfLayer, ...]:
     """Return the kinds of layers, which have the same choices and as many forwards in flight; of
     each measurement the largest of all layers of a kind counts.
 
     Args:
         rows: The measurements of each layer, as in ``_row``.
     """
-    alike: dict[tuple[object, ...], list[int]] = {}
-    for at, (has_experts, in_flight, *numbers) in enumerate(rows):
+    alike: dict[tuple[int, tuple[int, ...], tuple[bool, ...]], list[int]] = {}
+    for at, (has_experts, *numbers) in enumerate(rows):
+        in_flight = tuple(now[at] for now in moments)
         possible = tuple(nbytes < NEVER for nbytes in numbers[len(_TIMED) :])
         alike.setdefault((has_experts, in_flight, possible), []).append(at)
     kinds = []
-    for places in alike.values():
-        _, in_flight, *numbers = map(max, zip(*(rows[at] for at in places), strict=True))
+    for (_, in_flight, _), places in alike.items():
+        _, *numbers = map(max, zip(*(rows[at] for at in places), strict=True))
         sizes = zip(CHOICES, numbers[len(_TIMED) :], strict=True)
         kinds.append(
             KindOfLayer(
@@ -159,9 +174,17 @@ def _row(layer: Layer) -> list[int]:
     """Return the measurements of one layer; all have the same number."""
     return [
         int(layer.has_experts),
-        layer.most_waiting,
         *(layer.nanoseconds.get(part, 0) for part in _TIMED),
         *(layer.nbytes[parts] for parts in CHOICES),
+    ]
+
+
+def _fullest(moments: Collection[tuple[int, ...]]) -> list[tuple[int, ...]]:
+    """Return the moments at which something waits that does not at another one, in order."""
+    return [
+        now
+        for now in sorted(moments)
+        if not any(now != other and all(map(operator.le, now, other)) for other in moments)
     ]
 
 

@@ -73,7 +73,7 @@ class Outcome:
                     "layer": str(layer),
                     "recomputed": words,
                     "bytes kept of a forward": kind.nbytes[parts],
-                    "forwards at once": kind.in_flight,
+                    "forwards at once": max(kind.in_flight),
                     "milliseconds of a recomputation": kind.spent(parts) / 1e6,
                 },
             )

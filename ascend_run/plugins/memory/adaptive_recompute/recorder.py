@@ -53,7 +53,6 @@ class Layer:
         """Part -> time of its forward, the least of all."""
         self.waiting = 0
         """Forwards whose backward has not begun."""
-        self.most_waiting = 0
 
     @property
     def index(self) -> int:
@@ -114,6 +113,8 @@ class Recorder:
         self._calls: list[_Call] = []
         self.mode = Mode.PARTS
         self.layers: list[Layer] = []
+        self.moments: set[tuple[int, ...]] = set()
+        """How many forwards of each layer waited at the same time."""
         self.live = 0
         """Bytes kept by layers whose backward has not begun."""
         self.peak = 0
@@ -134,7 +135,8 @@ class Recorder:
                 kind = [found for found in measured if found.has_experts == layer.has_experts]
                 like = (kind or measured)[-1]
                 layer.add(like.nbytes, like.nanoseconds)
-                layer.most_waiting = like.most_waiting
+        most = max(map(max, self.moments), default=1)
+        self.moments = {(most,) * len(self.layers)}
 
     def part(self, name: str, inner: Forward, *args: Any, **kwargs: Any) -> Any:
         """Run a part of the layer that is running."""
@@ -178,7 +180,7 @@ class Recorder:
         if result is None or not result.requires_grad:
             return
         layer.waiting += 1
-        layer.most_waiting = max(layer.most_waiting, layer.waiting)
+        self.moments.add(tuple(each.waiting for each in self.layers))
         self.live += nbytes
         self.peak = max(self.peak, self.live)
         result.register_hook(partial(self._begin_backward, layer, nbytes))

@@ -21,6 +21,12 @@ BUDGET: Final = f"plugins.{NAME}.activation_mb"
 WHOLE: Final = {"train.global_batch_size": 1, f"plugins.{NAME}.profiled_steps": 1}
 HALF: Final = {**WHOLE, "train.precision": "bf16"}
 MIB: Final = 1 << 20
+INTERLEAVED: Final = {
+    "model.num_layers": 4,
+    "parallel.pipeline_model_parallel_size": 2,
+    "parallel.virtual_pipeline_model_parallel_size": 2,
+    "train.global_batch_size": 4,
+}
 TP: Final = {"parallel.tensor_model_parallel_size": 2}
 
 
@@ -126,6 +132,18 @@ def test_forwards_in_flight_of_a_pipeline_share_the_budget(gloo_pool: GlooPool) 
     assert first["kept"] <= 1.5 * last["kept"]
 
 
+def test_chunks_of_a_pipeline_share_the_budget_moment_by_moment(gloo_pool: GlooPool) -> None:
+    """The most forwards of one chunk wait when fewer of the other one do: by the most of each, six
+    layers would wait on the first rank."""
+    values = {**DENSE, **WHOLE, **INTERLEAVED}
+    first, last = gloo_pool.run(readings, 2, {**values, BUDGET: 100.0})
+    layer = first["expected"] / 5  # of one forward: five wait, of two chunks with one layer each
+    assert first["kept"] == first["expected"] == 5 * layer
+    assert last["kept"] == last["expected"] == 3 * layer
+    first, _ = gloo_pool.run(readings, 2, {**values, BUDGET: 5 * layer / MIB})
+    assert {*first["chosen"].values()} == {"nothing"}
+
+
 def decided(kept: Sequence[int], budget: int) -> dict[str, str]:
     """Return what two layers recompute that keep other bytes on each rank. A rank's job."""
     with standing_rank({**DENSE, **TP}) as (_, context):
@@ -137,9 +155,8 @@ def decided(kept: Sequence[int], budget: int) -> dict[str, str]:
             sizes = dict.fromkeys(CHOICES, NEVER)
             sizes |= {(): kept[context.layout.rank], ("mlp",): 10, ("",): 5}
             layer.add(sizes, {"": 9_000, "mlp": 4_000 - 1_000 * context.layout.rank})
-            layer.most_waiting = 1
             layers.append(layer)
-        found = decide(layers, context.groups, torch.device("cpu"), budget)
+        found = decide(layers, {(1, 1)}, context.groups, torch.device("cpu"), budget)
         assert found is not None
         found.apply()
         assert [{*each.chosen} for each in layers] == [{"mlp"}, set()]

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from ascend_run.plugins.memory.adaptive_recompute.solver import (
     Choice,
     Kind,
+    most_at_once,
     smallest,
     solve,
     useful,
@@ -43,6 +44,41 @@ def test_no_combination_is_cheaper_within_the_budget(kinds: list[Kind], budget: 
             assert {*choices} <= {*kind.choices}
             costs = [choice.cost for choice in choices]
             assert costs == sorted(costs, reverse=True)
+
+
+@settings(max_examples=150, deadline=None)
+@given(
+    choices=st.lists(CHOICES.map(tuple), min_size=2, max_size=2),
+    moments=st.lists(st.tuples(NUMBERS, NUMBERS), min_size=1, max_size=3),
+    budget=st.integers(0, 150),
+)
+def test_the_budget_holds_at_each_moment(
+    choices: list[tuple[Choice, ...]], moments: list[tuple[int, int]], budget: int
+) -> None:
+    """Two chunks of two layers, of which other numbers of forwards wait at each moment."""
+    pairs = zip(choices, zip(*moments, strict=True), strict=True)
+    kinds = [Kind(own, 2, in_flight) for own, in_flight in pairs]
+    layers = [(kind, choice) for kind in kinds for choice in [kind.choices] * kind.layers]
+    every = []
+    for combination in itertools.product(*(own for _, own in layers)):
+        kept = [
+            sum(
+                kind.in_flight[at] * c.nbytes
+                for (kind, _), c in zip(layers, combination, strict=True)
+            )
+            for at in range(len(moments))
+        ]
+        every.append((sum(c.cost for c in combination), max(kept)))
+    assert smallest(kinds) == min(nbytes for _, nbytes in every)
+
+    found = solve(kinds, budget)
+
+    within = [pair for pair in every if pair[1] <= budget]
+    if found is None:
+        assert within == []
+    else:
+        cost = sum(c.cost for own in found for c in own)
+        assert (cost, most_at_once(kinds, found)) == min(within)
 
 
 def test_choices_that_another_one_beats_are_left_out() -> None:
