@@ -137,6 +137,7 @@ class SavedChange:
     storage: Storage = Storage.DEVICE  #: Where they are stored; ``none``: they are not saved.
     factor: float = 1.0  #: Factor on their size.
     at_least: float = 0.0  #: Only tensors of at least this size. Unit: bytes.
+    kept: float = 0.0  #: Of tensors that are recomputed: the share of their bytes that is not.
     ahead: int = 0
     """Offloaded: how many layers before their own backward they are prefetched, which is also how
     many of the last layers are never offloaded. Unit: layers."""

@@ -266,8 +266,10 @@ class Ledger:
 
     def _move(self, change: SavedChange) -> None:
         for layer in self._layers(change.layers):
-            for tensor in self.saved[layer]:
+            for tensor in [*self.saved[layer]]:
                 wanted = _matches(tensor.key, change.tensors) and tensor.nbytes >= change.at_least
+                if wanted and tensor.again is not None and change.kept:
+                    self.saved[layer].append(_kept_of(tensor, change.kept))
                 if not wanted or tensor.storage is Storage.NONE:
                     continue
                 if change.storage in OFFLOADED and (layer, tensor.part) in self.repeated:
@@ -287,3 +289,10 @@ class Ledger:
 
 def _matches(name: str, patterns: Iterable[str]) -> bool:
     return any(fnmatchcase(name, pattern) for pattern in patterns)
+
+
+def _kept_of(tensor: Saved, share: float) -> Saved:
+    """Take a share from a tensor that is recomputed, and return what then is kept."""
+    kept = attrs.evolve(tensor, nbytes=share * tensor.nbytes, storage=Storage.DEVICE, again=None)
+    tensor.nbytes -= kept.nbytes
+    return kept
