@@ -13,7 +13,7 @@ its own starts the copies to the device; its own backward waits for those.
 from __future__ import annotations
 
 import weakref
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -107,18 +107,37 @@ class Swapper:
         def forward(*args: Any, **kwargs: Any) -> Any:
             if not torch.is_grad_enabled():
                 return inner(*args, **kwargs)
-            stays = self._held_by(module) | arguments_that_stay(args, kwargs)
-            if begins or self._joined is None:
-                self._let_go(stays=self.order.next if self.prefetch else None)
-                self._joined = self._begin(layer, stays)
-            call = self._joined
-            call.resident |= stays
-            if ends:
-                self._joined = None
+            call = self.joined(module, layer, args, kwargs, begins=begins, ends=ends)
             with torch.autograd.graph.saved_tensors_hooks(call.pack, call.unpack):
                 return inner(*args, **kwargs)
 
         return forward
+
+    def joined(
+        self,
+        module: nn.Module,
+        layer: tuple[int, int],
+        args: tuple[Any, ...],
+        kwargs: Mapping[str, Any],
+        *,
+        begins: bool,
+        ends: bool,
+    ) -> Call:
+        """Return the call to which a forward of one of a layer's modules belongs, that is about to
+        run; its ``pack`` and ``unpack`` are the hooks for what the forward saves.
+
+        Args:
+            begins, ends: Whether it is the first or the last such module of the layer.
+        """
+        stays = self._held_by(module) | arguments_that_stay(args, kwargs)
+        if begins or self._joined is None:
+            self._let_go(stays=self.order.next if self.prefetch else None)
+            self._joined = self._begin(layer, stays)
+        call = self._joined
+        call.resident = stays  # not those of the module before: addresses are used again
+        if ends:
+            self._joined = None
+        return call
 
     def _held_by(self, module: nn.Module) -> frozenset[int]:
         held = self._held.get(module)

@@ -1,4 +1,4 @@
-"""Recompute as little as a budget of bytes for activations allows, as measured in the first
+"""Recompute or swap as little as a budget of bytes for activations allows, as measured in the first
 steps."""
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import attrs
 
+from ascend_run.ops.transfer.file_folder import problems_of_folder
 from ascend_run.plugin_api import (
     ActivationTreatment,
     CostChange,
@@ -23,21 +24,19 @@ from ascend_run.plugin_api import (
     ReportPanel,
     RunConfig,
     RunContext,
-    SavedTensor,
     Support,
     hookimpl,
 )
-from ascend_run.plugins.memory import MIB, in_flight
+from ascend_run.plugins.memory import MIB, no_file
 
-from .outcome import FILE_NAME, Outcome, log
+from .cost import cost_of
+from .outcome import FILE_NAME, Outcome
 
 if TYPE_CHECKING:
-    from .decision import Decision
-    from .recorder import Mode, Recorder
-    from .search import Search
+    from .autotuner import Autotuner
 
 _NAME: Final = "adaptive-recompute"
-_UNLIMITED = 1 << 62
+_UNLIMITED: Final = 1 << 62
 
 
 @attrs.frozen(kw_only=True)
@@ -54,19 +53,25 @@ class AdaptiveRecomputeConfig:
     retry: bool = False
     """If memory runs out, lower the budget and try the step again, until the largest budget is
     found that memory has room for, or ``activation_mb``. On one rank only."""
+    min_bytes: int = attrs.field(default=1 << 20, validator=attrs.validators.ge(1))
+    """Tensors with a smaller storage are not swapped. Unit: bytes."""
+    folder: str | None = None
+    """Existing folder on a disk, for memory-mapped files in place of host memory, to which parts
+    are swapped; copies then are not overlapped. On the CPU nothing is swapped without one."""
 
 
 class AdaptiveRecompute:
-    """Measure what each part of a layer keeps for backward and how long it takes, and recompute
-    those parts that cost least within a budget.
+    """Measure what each part of a layer keeps for backward, how long it takes and how long copies
+    of it would, and recompute or swap those parts that cost least within a budget.
 
-    Cost: the forward of what is chosen, once more. Numerics: bitwise neutral. Source: the behaviour
-    of MindSpeed's ``--adaptive-recompute-device-swap``, without its swapping.
+    Cost: the forward of what is recomputed once more, and the wait for copies of what is swapped.
+    Numerics: bitwise neutral. Source: the behaviour of MindSpeed's
+    ``--adaptive-recompute-device-swap``; there memory that runs out is what swaps.
     """
 
     manifest = Manifest(
         name=_NAME,
-        summary="recompute the parts of layers that cost least within a budget of bytes",
+        summary="recompute or swap the parts of layers that cost least within a budget of bytes",
         conflicts={
             "recompute": "it says what is recomputed, and adaptive-recompute chooses it; enable "
             "one of them",
@@ -74,14 +79,14 @@ class AdaptiveRecompute:
             "recompute-activation",
             "recompute-norm": "adaptive-recompute chooses which norms are recomputed; leave out "
             "recompute-norm",
-            "swap-attention": "what is offloaded is not in the budget, and is kept by hooks that "
-            "hide it; enable one of them",
+            "swap-attention": "it says what is swapped, and adaptive-recompute chooses it; enable "
+            "one of them",
             "moe-adaptive-recompute": "what a layer keeps then depends on its tokens, and the "
             "choice holds for all later steps; use moe-zero-memory",
         },
         exercised_by="verify it with a lower plugins.adaptive-recompute.activation_mb: what the "
         "layers keep was within the budget",
-        small_model_settings={"activation_mb": 0.03, "profiled_steps": 1},
+        small_model_settings={"activation_mb": 0.03, "profiled_steps": 1, "min_bytes": 1},
         numerics=Numerics.BITWISE,
         platforms={
             "cpu": Support.REAL,
@@ -91,6 +96,11 @@ class AdaptiveRecompute:
         level=3,  # it takes time: only where memory is short
         legacy_flags=(
             LegacyFlag(flag="--adaptive-recompute-device-swap"),
+            LegacyFlag(
+                flag="--adaptive-recompute-device-size",
+                key="plugins.adaptive-recompute.activation_mb",
+                values=None,
+            ),
             LegacyFlag(
                 flag="--adaptive-recompute-profiling-step",
                 key="plugins.adaptive-recompute.profiled_steps",
@@ -103,16 +113,13 @@ class AdaptiveRecompute:
 
     def __init__(self, config: AdaptiveRecomputeConfig) -> None:
         self.config = config
-        given = config.activation_mb
-        self._budget = self._most = _UNLIMITED if given is None else int(given * MIB)
-        self._steps = 0
-        self._search: Search | None = None
-        self._tries_again = False
-        self._recorder: Recorder | None = None
-        self._decision: Decision | None = None
-        self._outcome: Outcome | None = None
+        self._tuner: Autotuner | None = None
         self._written: Outcome | None = None
-        self._kept = 0
+
+    @property
+    def _budget(self) -> int | None:
+        given = self.config.activation_mb
+        return None if given is None else int(given * MIB)
 
     @hookimpl
     def ascend_check(self, config: RunConfig, layout: Layout) -> Sequence[str]:
@@ -133,38 +140,63 @@ class AdaptiveRecompute:
                 f"{retry} cannot start the reductions of ddp.overlap_grad_reduce again, and on one "
                 "rank there is nothing to reduce; leave it out"
             )
-        return [f"{_NAME}: {problem}" for problem in problems]
+        folder = problems_of_folder(_NAME, self.config.folder, config.platform)
+        return [*(f"{_NAME}: {problem}" for problem in problems), *folder]
 
     @hookimpl
-    def ascend_activation_policy(self) -> Mapping[str, ActivationTreatment]:
-        return {"": ActivationTreatment(Keeping.RECOMPUTE, self._links)}
+    def ascend_activation_policy(self, place: int, chunk: int) -> Mapping[str, ActivationTreatment]:
+        return {"": ActivationTreatment(Keeping.RECOMPUTE, partial(self._links, (chunk, place)))}
 
     @hookimpl
     def ascend_cost(
         self, config: RunConfig, layout: Layout, rank: PipelineStage
     ) -> CostChange | None:
-        """Return what the budget allows beyond the inputs of the layers."""
-        layers = [layer for layer in rank.layers if layer in rank.saved]
-        if not layers:
-            return None
-        inputs = sum(rank.saved[layer][0].nbytes for layer in layers)
-        everything = sum(tensor.nbytes for layer in layers for tensor in rank.saved[layer])
-        most = self._budget / in_flight(config, layout, rank)
-        more = max(0.0, min(everything, most) - inputs) / len(layers)
-        kept = SavedTensor(part="layer", name="within_budget", nbytes=more)
-        return CostChange(saved_added=(kept,))
+        budget, folder = self._budget, self.config.folder
+        swaps = folder is not None or config.platform != "cpu"
+        return cost_of(
+            _UNLIMITED if budget is None else budget,
+            self.config.min_bytes if swaps else None,
+            config,
+            layout,
+            rank,
+            to_host=folder is None,
+        )
 
-    def _links(self, layer: Any, parts: Sequence[str], device: Device) -> dict[str, ForwardLink]:
-        from .links import links_of
-        from .recorder import Recorder
+    def _links(
+        self, place: tuple[int, int], layer: Any, parts: Sequence[str], device: Device
+    ) -> Mapping[str, ForwardLink]:
+        if self._tuner is None:
+            self._tuner = self._make_tuner(device)
+        return self._tuner.links(layer, place)
 
-        if self._recorder is None:
-            self._recorder = Recorder(device)
-        return links_of(layer, self._recorder)
+    def _make_tuner(self, device: Device) -> Autotuner:
+        from ascend_run.ops.swapping.swapper import Swapper
+        from ascend_run.ops.transfer.file_copier import FileCopier
+
+        from .autotuner import Autotuner
+
+        options, swapper = self.config, None
+        folder = options.folder
+        if folder is not None or device.torch_device.type != "cpu":  # it frees memory
+            no_room = partial(no_file, _NAME, folder or "")
+            copier = device.host_copier() if folder is None else FileCopier(folder, no_room)
+            min_bytes = options.min_bytes
+            swapper = Swapper(device.torch_device, copier, min_bytes=min_bytes, prefetch=1)
+        return Autotuner(
+            device,
+            budget=self._budget,
+            profiled_steps=options.profiled_steps,
+            swapper=swapper,
+            is_overlapped=options.folder is None,
+        )
 
     @hookimpl
     def ascend_report(self) -> Sequence[ReportPanel]:
-        return (ReportPanel(title="What is recomputed, and why", metrics=(), table=FILE_NAME),)
+        return (
+            ReportPanel(
+                title="What is recomputed or swapped, and why", metrics=(), table=FILE_NAME
+            ),
+        )
 
     @hookimpl
     def ascend_before_run(self, context: RunContext) -> None:
@@ -177,23 +209,15 @@ class AdaptiveRecompute:
 
     @hookimpl
     def ascend_before_step(self, context: RunContext) -> None:
-        recorder = self._recorder
-        if recorder is None:
-            return
-        from .recorder import Mode
-
-        self._kept = recorder.peak or self._kept
-        if self._tries_again:
-            self._tries_again, mode = False, Mode.LAYERS
-        elif self._search is not None:
-            mode = self._searched(self._search, recorder, context)
-        else:
-            mode = self._measured(recorder, context)
-        recorder.begin(mode)
+        if self._tuner is not None:
+            self._tuner.begin_step(context)
 
     @hookimpl
     def ascend_out_of_memory(self, context: RunContext) -> Callable[[], bool] | None:
         return partial(self._lower_budget, context) if self.config.retry else None
+
+    def _lower_budget(self, context: RunContext) -> bool:
+        return self._tuner is not None and self._tuner.lower_budget(context)
 
     @hookimpl
     def ascend_after_log(self, context: RunContext) -> None:
@@ -203,87 +227,8 @@ class AdaptiveRecompute:
     def ascend_after_run(self, context: RunContext) -> None:
         self._write(context)
 
-    def _lower_budget(self, context: RunContext) -> bool:
-        """Return False if the layers keep as little as they can, or no layer has been measured."""
-        recorder, decision = self._recorder, self._decision
-        if recorder is None:
-            return False
-        if decision is not None and decision.expected <= decision.least:
-            return False
-        from .search import Search
-
-        recorder.assume()
-        kept = recorder.peak if decision is None else decision.expected
-        if self._search is None:
-            found = decision or self._choice(recorder, context)
-            if found is None:
-                return False
-            self._search = Search(found.least, max(kept, found.least), most=self._most)
-        self._budget = self._search.failed(kept)
-        log(
-            "out_of_memory",
-            warns=True,
-            step=context.step + 1,
-            kept_bytes=kept,
-            budget_bytes=self._budget,
-        )
-        self._decide(recorder, context)
-        self._tries_again = True
-        return True
-
-    def _measured(self, recorder: Recorder, context: RunContext) -> Mode:
-        """Decide once enough steps are measured; return what the next step measures."""
-        from .recorder import Mode
-
-        done, self._steps = self._steps, self._steps + 1
-        if done == self.config.profiled_steps:
-            self._decide(recorder, context)
-        if done == self.config.profiled_steps + 1:
-            self._take_measured()
-        after = done - self.config.profiled_steps
-        return Mode.PARTS if after < 0 else Mode.LAYERS if after == 0 else Mode.NOTHING
-
-    def _searched(self, search: Search, recorder: Recorder, context: RunContext) -> Mode:
-        """Raise the budget if there may be room; return what the next step measures."""
-        from .recorder import Mode
-
-        if search.is_settled:
-            return Mode.NOTHING
-        budget = search.ran()
-        if budget is None:
-            self._take_measured()
-            return Mode.NOTHING
-        self._budget = budget
-        self._decide(recorder, context)
-        return Mode.LAYERS
-
-    def _choice(self, recorder: Recorder, context: RunContext) -> Decision | None:
-        from .decision import decide
-
-        device = context.device.torch_device
-        return decide(recorder.layers, recorder.moments, context.groups, device, self._budget)
-
-    def _decide(self, recorder: Recorder, context: RunContext) -> None:
-        found = self._choice(recorder, context)
-        if found is None:
-            return
-        self._decision = found
-        found.apply()
-        last = self._outcome
-        self._outcome = Outcome(
-            step=context.step + 1,
-            decision=found,
-            budget=None if self._budget == _UNLIMITED else self._budget,
-            before=(recorder.peak or self._kept) if last is None else last.before,
-        )
-        self._outcome.log_choice()
-
-    def _take_measured(self) -> None:
-        if self._outcome is not None:
-            self._outcome = self._outcome.measured(self._kept)
-
     def _write(self, context: RunContext) -> None:
-        outcome, before = self._outcome, self._written
-        self._written = outcome
+        outcome = None if self._tuner is None else self._tuner.outcome
+        before, self._written = self._written, outcome
         if outcome is not None and outcome is not before and context.layout.rank == 0:
             outcome.write(context.config.run.output_dir)

@@ -13,8 +13,6 @@ import attrs
 from ascend_run.plugin_api import StorageError
 from ascend_run.plugins.memory import in_mib
 
-from .solver import words_for
-
 if TYPE_CHECKING:
     from .decision import Decision
 
@@ -40,6 +38,7 @@ class Outcome:
             expected_bytes=found.expected,
             layers=found.by_layer(),
             measured=[kind.record() for kind in found.kinds],
+            link=found.speeds(),
         )
         if self.budget is not None and found.expected > self.budget:
             log(
@@ -66,15 +65,15 @@ class Outcome:
         yield title, {"": "expected of the choice", "bytes": decision.expected}
         measured = "not measured" if self.after is None else self.after
         yield title, {"": "measured with it", "bytes": measured}
-        for layer, words, kind, parts in decision.items():
+        for layer, kind, treatment in decision.items():
             yield (
                 "Chosen: the least time within the budget",
                 {
                     "layer": str(layer),
-                    "recomputed": words,
-                    "bytes kept of a forward": kind.nbytes[parts],
+                    "recomputed or swapped": treatment.words,
+                    "bytes kept of a forward": kind.nbytes[treatment],
                     "forwards at once": max(kind.in_flight),
-                    "milliseconds of a recomputation": kind.spent(parts) / 1e6,
+                    "milliseconds it takes": kind.spent(treatment) / 1e6,
                 },
             )
         for kind in decision.kinds:
@@ -84,9 +83,9 @@ class Outcome:
                     "What there was to choose from, as measured",
                     {
                         "layers": layers,
-                        "recomputed": words_for(choice.parts),
+                        "recomputed or swapped": choice.treatment.words,
                         "bytes kept of a forward": choice.nbytes,
-                        "milliseconds of a recomputation": choice.cost / 1e6,
+                        "milliseconds it takes": choice.cost / 1e6,
                     },
                 )
 

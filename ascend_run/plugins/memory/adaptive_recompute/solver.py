@@ -1,4 +1,4 @@
-"""Choose what each layer recomputes: the least time within a number of bytes. No torch.
+"""Choose what becomes of each layer: the least time within a number of bytes. No torch.
 
 A multiple-choice knapsack, by dynamic programming over sums of costs, which are small integers: for
 each sum it keeps the least bytes, unless a smaller sum takes no more. In an interleaved pipeline
@@ -16,17 +16,19 @@ from typing import Final, NamedTuple
 
 import attrs
 
+from .treatment import Treatment
+
 _ALIKE: Final = 8
 """Sums of one cost that are looked at."""
 
 
 @attrs.frozen
 class Choice:
-    """What one layer may recompute."""
+    """What may become of one layer."""
 
-    parts: tuple[str, ...]  #: Parts of the layer; ``("",)`` is the layer itself.
+    treatment: Treatment
     nbytes: int  #: What the layer then keeps for backward. Unit: bytes.
-    cost: int  #: Time of the recomputation, in any unit.
+    cost: int  #: Time of the recomputation, or that copies are waited for, in any unit.
 
 
 @attrs.frozen
@@ -63,15 +65,10 @@ class _Chosen(NamedTuple):
             at = at.before
 
 
-def words_for(parts: Sequence[str]) -> str:
-    """Return what is recomputed, in words."""
-    return " + ".join(part or "layer" for part in parts) or "nothing"
-
-
 def useful(choices: Iterable[Choice]) -> tuple[Choice, ...]:
     """Return the choices that no other one beats in both bytes and cost, the cheapest first."""
     found: list[Choice] = []
-    for choice in sorted(choices, key=lambda c: (c.cost, c.nbytes, len(c.parts), c.parts)):
+    for choice in sorted(choices, key=_cheapest_first):
         if not found or choice.nbytes < found[-1].nbytes:
             found.append(choice)
     return tuple(found)
@@ -146,6 +143,10 @@ def _not_beaten(sums: dict[int, list[_Chosen]]) -> dict[int, list[_Chosen]]:
         if kept:
             found[cost] = kept
     return found
+
+
+def _cheapest_first(choice: Choice) -> tuple[int, int, int, Treatment]:
+    return choice.cost, choice.nbytes, choice.treatment.num_parts, choice.treatment
 
 
 def _most_first(chosen: _Chosen) -> tuple[int, int]:

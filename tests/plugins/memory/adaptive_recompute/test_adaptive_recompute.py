@@ -44,7 +44,9 @@ def test_it_claims_nothing_and_changes_no_bit() -> None:
     assert AdaptiveRecompute.manifest.numerics is Numerics.BITWISE
 
 
-@pytest.mark.parametrize("options", [{"activation_mb": 0.0}, {"profiled_steps": 0}], ids=str)
+@pytest.mark.parametrize(
+    "options", [{"activation_mb": 0.0}, {"profiled_steps": 0}, {"min_bytes": 0}], ids=str
+)
 def test_options_out_of_range_are_refused(options: Mapping[str, Any]) -> None:
     with pytest.raises(ValueError, match=next(iter(options))):
         AdaptiveRecomputeConfig(**options)
@@ -53,6 +55,21 @@ def test_options_out_of_range_are_refused(options: Mapping[str, Any]) -> None:
 def test_a_budget_must_be_given() -> None:
     with pytest.raises(ConfigError, match=rf"{BUDGET} is not set; give the MiB"):
         planned(DENSE, (NAME,))
+
+
+def test_a_folder_that_does_not_exist_is_refused() -> None:
+    missing = rf"{NAME}: plugins.{NAME}.folder=/nowhere is not an existing folder; create it"
+    with pytest.raises(ConfigError, match=missing):
+        planned({**DENSE, BUDGET: 1.0, f"plugins.{NAME}.folder": "/nowhere"}, (NAME,))
+
+
+@pytest.mark.needs_plugins("recompute")
+def test_plan_counts_less_than_the_inputs_where_parts_are_swapped(tmp_path: Path) -> None:
+    swapping = {f"plugins.{NAME}.folder": str(tmp_path), f"plugins.{NAME}.min_bytes": 1}
+    inputs = planned_bytes({}, "recompute")
+    budget = {BUDGET: 0.3 * inputs / MIB}
+    assert planned_bytes(budget, NAME) == pytest.approx(inputs)
+    assert planned_bytes({**budget, **swapping}, NAME) == pytest.approx(0.3 * inputs, abs=1)
 
 
 @pytest.mark.needs_plugins("recompute", "recompute-activation", "recompute-norm", "swap-attention")
@@ -87,10 +104,12 @@ def test_plan_divides_the_budget_by_the_forwards_in_flight() -> None:
     pipeline = {"parallel.pipeline_model_parallel_size": 2, "train.global_batch_size": 4}
     values = {**DENSE, **pipeline, BUDGET: 0.02}
     _, costs = planned(values, (NAME,), 2)
-    first, last = (cost.changes[NAME].saved_added[0].nbytes for cost in costs)
     inputs = 16 * 32 * 4
     budget = int(0.02 * MIB)
-    assert (first, last) == (budget / 2 - inputs, budget - inputs)
+    for cost, in_flight in zip(costs, (2, 1), strict=True):
+        ((change,), (saved,)) = cost.changes[NAME].saved, cost.rank.saved.values()
+        recomputed = sum(tensor.nbytes for tensor in saved) - inputs
+        assert change.kept * recomputed == pytest.approx(budget / in_flight - inputs)
 
 
 def logged(values: Mapping[str, Any]) -> list[dict[str, Any]]:
@@ -147,5 +166,6 @@ def test_legacy_flags() -> None:
     flags = {flag.flag: flag.key for flag in AdaptiveRecompute.manifest.legacy_flags}
     assert flags == {
         "--adaptive-recompute-device-swap": "enable",
+        "--adaptive-recompute-device-size": BUDGET,
         "--adaptive-recompute-profiling-step": f"plugins.{NAME}.profiled_steps",
     }

@@ -10,7 +10,9 @@ import torch
 from torch import nn
 
 from ascend_run.plugins.memory.adaptive_recompute.decision import decide
-from ascend_run.plugins.memory.adaptive_recompute.recorder import CHOICES, NEVER, Layer, Mode
+from ascend_run.plugins.memory.adaptive_recompute.layer import NEVER, Layer
+from ascend_run.plugins.memory.adaptive_recompute.recorder import Mode
+from ascend_run.plugins.memory.adaptive_recompute.treatment import Treatment, treatments
 from ascend_run.testing.models import DENSE, MOE
 from ascend_run.testing.pool import GlooPool
 from tests.support.saved_tensors import saved_bytes
@@ -21,6 +23,7 @@ BUDGET: Final = f"plugins.{NAME}.activation_mb"
 WHOLE: Final = {"train.global_batch_size": 1, f"plugins.{NAME}.profiled_steps": 1}
 HALF: Final = {**WHOLE, "train.precision": "bf16"}
 MIB: Final = 1 << 20
+CHOICES: Final = treatments(swaps=False)
 INTERLEAVED: Final = {
     "model.num_layers": 4,
     "parallel.pipeline_model_parallel_size": 2,
@@ -30,21 +33,25 @@ INTERLEAVED: Final = {
 TP: Final = {"parallel.tensor_model_parallel_size": 2}
 
 
-def forced(values: Mapping[str, Any]) -> dict[tuple[str, ...], tuple[int, int]]:
+def again(*parts: str) -> Treatment:
+    return Treatment(recomputed=parts)
+
+
+def forced(values: Mapping[str, Any]) -> dict[Treatment, tuple[int, int]]:
     """Return for each choice that layers have the bytes that were predicted from the first step,
     and those measured in a step in which all layers recompute it. A rank's job."""
     found = {}
     with training({**values, BUDGET: 100.0}, (NAME,)) as run:
         run.step_with_events()
         (plugin,) = (p for p in run.hooks.plugins if p.manifest.name == NAME)
-        recorder: Any = plugin._recorder  # type: ignore[attr-defined]
+        recorder: Any = plugin._tuner.recorder  # type: ignore[attr-defined]
         for choice in CHOICES:
             predicted = sum(layer.nbytes[choice] for layer in recorder.layers)
             if predicted >= NEVER:
                 continue
             recorder.begin(Mode.LAYERS)
             for layer in recorder.layers:
-                layer.chosen = frozenset(choice)
+                layer.chosen = choice
             run.step()
             found[choice] = predicted, recorder.peak
     return found
@@ -56,9 +63,10 @@ def readings(values: Mapping[str, Any]) -> dict[str, Any]:
         for _ in range(3):
             run.step_with_events()
         (plugin,) = (p for p in run.hooks.plugins if p.manifest.name == NAME)
-        decision: Any = plugin._decision  # type: ignore[attr-defined]
+        tuner: Any = plugin._tuner  # type: ignore[attr-defined]
+        decision = tuner.decision
         return {
-            "kept": plugin._kept,  # type: ignore[attr-defined]
+            "kept": tuner.kept,
             "expected": decision.expected,
             "least": decision.least,
             "chosen": decision.by_layer(),
@@ -80,14 +88,16 @@ def test_each_choice_keeps_what_was_predicted(
     (found,) = gloo_pool.run(forced, 1, values)
     assert list(found) == list(CHOICES)
     assert {choice: pair for choice, pair in found.items() if pair[0] != pair[1]} == {}
-    assert found["",][0] < found["self_attention", "mlp"][0] < found["mlp",][0] < found[()][0]
+    order = (again(""), again("self_attention", "mlp"), again("mlp"), again())
+    kept = [found[treatment][0] for treatment in order]
+    assert kept == sorted({*kept})
 
 
 def test_norms_after_their_sublayers_are_not_recomputed(gloo_pool: GlooPool) -> None:
     """Nothing is before the attention or the MLP then."""
     (found,) = gloo_pool.run(forced, 1, {**DENSE, **WHOLE, "model.norm_placement": "post"})
     parts = ("self_attention", "mlp")
-    assert list(found) == [(), ("self_attention",), ("mlp",), parts, ("",)]
+    assert {*found} == {again(), *map(again, parts), again(*parts), again("")}
     assert {choice: pair for choice, pair in found.items() if pair[0] != pair[1]} == {}
 
 
@@ -151,15 +161,15 @@ def decided(kept: Sequence[int], budget: int) -> dict[str, str]:
         for at in range(2):
             module = nn.Module()
             module.layer_number = at + 1  # type: ignore[assignment]
-            layer = Layer(module)
+            layer = Layer(module, (0, at))
             sizes = dict.fromkeys(CHOICES, NEVER)
-            sizes |= {(): kept[context.layout.rank], ("mlp",): 10, ("",): 5}
-            layer.add(sizes, {"": 9_000, "mlp": 4_000 - 1_000 * context.layout.rank})
+            sizes |= {again(): kept[context.layout.rank], again("mlp"): 10, again(""): 5}
+            layer.add(sizes, {}, {"": 9_000, "mlp": 4_000 - 1_000 * context.layout.rank})
             layers.append(layer)
         found = decide(layers, {(1, 1)}, context.groups, torch.device("cpu"), budget)
         assert found is not None
         found.apply()
-        assert [{*each.chosen} for each in layers] == [{"mlp"}, set()]
+        assert [each.chosen for each in layers] == [again("mlp"), again()]
         return found.by_layer()
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any, Final
 
 import pytest
@@ -69,3 +70,18 @@ def test_no_bit_changes_on_several_ranks(parity: Parity, layout: dict[str, int])
     case: dict[str, Any] = {"layout": layout, "model": "moe" if "ep" in layout else "dense"}
     found = trained(parity, **case, config=config, options=budget(0.02))
     assert all(more > 0 for more in more_operations(parity, found, **case, config=config))
+
+
+@pytest.mark.exhaustive(by=lambda layout: {*layout} & {"vpp"})
+@pytest.mark.parametrize("layout", [{"tp": 2}, {"pp": 2}, {"pp": 2, "vpp": 2}], ids=str)
+def test_swapped_parts_do_not_run_again(
+    parity: Parity, tmp_path: Path, layout: dict[str, int]
+) -> None:
+    """They keep nothing, which is less than the input of a layer. A stage that receives its input
+    holds it anyhow."""
+    config = {"model.num_layers": 4} if "vpp" in layout else {}
+    name = "plugins.adaptive-recompute"
+    options = {**budget(1e-4), f"{name}.folder": str(tmp_path), f"{name}.min_bytes": 1}
+    found = trained(parity, layout=layout, config=config, options=options)
+    more = more_operations(parity, found, layout=layout, config=config)
+    assert more[0] == 0

@@ -74,9 +74,10 @@ def finish(found: Ran, run: Training) -> None:
     for plugin in run.hooks.plugins:
         if plugin.manifest.name == NAME:
             state: Any = plugin
-            found.chosen, found.expected = state._decision.by_layer(), state._decision.expected
-            found.budget = state._budget
-            found.settled = state._search is not None and state._search.is_settled
+            tuner = state._tuner
+            found.chosen, found.expected = tuner.decision.by_layer(), tuner.decision.expected
+            found.budget = tuner.budget
+            found.settled = tuner.search is not None and tuner.search.is_settled
 
 
 def all_three(

@@ -15,9 +15,11 @@ from ascend_run.plugins.memory.adaptive_recompute.solver import (
     solve,
     useful,
 )
+from ascend_run.plugins.memory.adaptive_recompute.treatment import NOTHING, Treatment
 
 NUMBERS = st.integers(0, 12)
-CHOICES = st.lists(st.builds(Choice, st.just(()), NUMBERS, NUMBERS), min_size=1, max_size=5)
+CHOICES = st.lists(st.builds(Choice, st.just(NOTHING), NUMBERS, NUMBERS), min_size=1, max_size=5)
+A, B, C, LAYER = (Treatment((part,)) for part in ("a", "b", "c", ""))
 KINDS = st.lists(st.builds(Kind, CHOICES.map(tuple), st.integers(1, 3)), min_size=1, max_size=2)
 
 
@@ -82,13 +84,13 @@ def test_the_budget_holds_at_each_moment(
 
 
 def test_choices_that_another_one_beats_are_left_out() -> None:
-    keeps, less, slower = Choice((), 9, 0), Choice(("a",), 5, 2), Choice(("b",), 5, 3)
-    more = Choice(("c",), 6, 2)
+    keeps, less, slower = Choice(NOTHING, 9, 0), Choice(A, 5, 2), Choice(B, 5, 3)
+    more = Choice(C, 6, 2)
     assert useful([slower, more, less, keeps]) == (keeps, less)
 
 
 def test_a_long_model_is_solved_exactly() -> None:
     """80 layers with two thirds of what they would keep: of one choice as many as are needed."""
-    kind = Kind((Choice((), 900, 0), Choice(("a",), 500, 30), Choice(("",), 100, 100)), 80)
+    kind = Kind((Choice(NOTHING, 900, 0), Choice(A, 500, 30), Choice(LAYER, 100, 100)), 80)
     (found,) = solve([kind], 48_000) or [()]
     assert sums(found) == (60 * 30, 60 * 500 + 20 * 900)

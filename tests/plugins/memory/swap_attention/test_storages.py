@@ -8,14 +8,14 @@ from unittest.mock import patch
 
 import pytest
 import torch
+from ascend_run.plugins.memory.swap_attention.call import Call
+from ascend_run.plugins.memory.swap_attention.swapper import Swapper
 from torch import Tensor, nn
 from torch.multiprocessing.reductions import StorageWeakRef
 from torch.nn import functional as F
 
 from ascend_run.ops.transfer.saved_storages import Block
 from ascend_run.plugins.memory.swap_attention import SwapAttention, SwapAttentionConfig
-from ascend_run.plugins.memory.swap_attention.call import Call
-from ascend_run.plugins.memory.swap_attention.swapper import Swapper
 from ascend_run.plugins.platforms.cpu.device import CpuDevice
 from ascend_run.testing.models import MODELS
 from ascend_run.testing.pool import GlooPool
