@@ -1,0 +1,56 @@
+"""What ``plan`` expects of a budget that is used up, against the peak of a run by all storages."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Final
+
+import attrs
+import pytest
+from structlog.testing import capture_logs
+
+from ascend_run.testing.pool import GlooPool
+from benchmarks.memory_layouts import Case
+from benchmarks.memory_prediction import TOLERANCE, plan_of
+
+NAME: Final = "adaptive-recompute"
+MIB: Final = 1 << 20
+PIPELINE: Final = {"parallel.pipeline_model_parallel_size": 2, "train.global_batch_size": 16}
+CASES: Final = (
+    Case(name="one rank", values={"train.global_batch_size": 8}),
+    Case(name="pp 2", ranks=2, values=PIPELINE),
+    Case(
+        name="pp 2, vpp 2",
+        ranks=2,
+        values={**PIPELINE, "parallel.virtual_pipeline_model_parallel_size": 2},
+    ),
+)
+
+
+def with_budget(case: Case, nbytes: float) -> Case:
+    own = {"activation_mb": nbytes / MIB, "profiled_steps": 1}
+    values = {**case.values, **{f"plugins.{NAME}.{key}": value for key, value in own.items()}}
+    return attrs.evolve(case, plugins=(NAME,), values=values)
+
+
+def peak_and_kept(values: Mapping[str, Any]) -> tuple[int, int]:
+    """Return the peak of a step with a choice, and the bytes that it keeps. A rank's job."""
+    from benchmarks.memory_run import two_steps
+
+    with capture_logs() as events:
+        measured = two_steps(values, (NAME,))
+    (kept,) = (e["expected_bytes"] for e in events if e["event"] == f"{NAME}.chosen")
+    return measured.peak, kept
+
+
+@pytest.mark.exhaustive(by=lambda case: {case.name} & {"pp 2, vpp 2"})
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
+def test_a_budget_that_is_used_up_is_planned_within_five_percent(
+    gloo_pool: GlooPool, case: Case
+) -> None:
+    """Whatever the choice, which depends on times: the plan is of the bytes that it keeps."""
+    found = gloo_pool.run(peak_and_kept, case.ranks, with_budget(case, 2 * MIB).config)
+    for rank, (peak, kept) in enumerate(found):
+        prepared, costs = plan_of(with_budget(case, kept))
+        expected = costs[prepared.layout.coordinate("pp", rank)].memory.peak
+        assert expected == pytest.approx(peak, rel=TOLERANCE)
