@@ -72,7 +72,6 @@ def test_no_bit_changes_on_several_ranks(parity: Parity, layout: dict[str, int])
     assert all(more > 0 for more in more_operations(parity, found, **case, config=config))
 
 
-@pytest.mark.exhaustive(by=lambda layout: {*layout} & {"vpp"})
 @pytest.mark.parametrize("layout", [{"tp": 2}, {"pp": 2}, {"pp": 2, "vpp": 2}], ids=str)
 def test_swapped_parts_do_not_run_again(
     parity: Parity, tmp_path: Path, layout: dict[str, int]

@@ -43,7 +43,6 @@ def peak_and_kept(values: Mapping[str, Any]) -> tuple[int, int]:
     return measured.peak, kept
 
 
-@pytest.mark.exhaustive(by=lambda case: {case.name} & {"pp 2, vpp 2"})
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
 def test_a_budget_that_is_used_up_is_planned_within_five_percent(
     gloo_pool: GlooPool, case: Case
