@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import combinations
 from typing import Any, Final
 
@@ -41,22 +41,53 @@ class SettingSets:
 @functools.cache
 def all_sets() -> tuple[SettingSets, ...]:
     """Return the sets of every layout, without and with full recompute."""
-    return tuple(_all_sets())
+    # Only a set in which all are bitwise is compared bitwise.
+    bitwise = [name for name in features() if numerics_of(name) is Numerics.BITWISE]
+    return tuple(
+        sets_of(settings(), lambda setting: features(), needs=requirements(), first=bitwise)
+    )
 
 
-def _all_sets() -> Iterator[SettingSets]:
-    hints: dict[Items, None] = {}
+def settings(more: Mapping[str, Any] | None = None) -> Iterator[Setting]:
+    """Yield the setting of every layout, without and with full recompute.
+
+    Args:
+        more: Config keys of each.
+    """
     for model, layout in LAYOUTS:
-        for more in IN_EACH_LAYOUT:
-            setting = Setting(model=model, layout=layout, config={**NUM_LAYERS, **more})
-            found, completed = _sets_in(setting, tuple(hints))
-            sets = tuple(completed[frozenset(names)] for names in found.sets)
-            hints |= dict.fromkeys((*found.refused, *sorted(found.apart, key=sorted)))
-            yield SettingSets(setting, sets, found.refused)
+        for recompute in IN_EACH_LAYOUT:
+            config = {**NUM_LAYERS, **recompute, **(more or {})}
+            yield Setting(model=model, layout=layout, config=config)
+
+
+def sets_of(
+    chosen: Iterable[Setting],
+    items_in: Callable[[Setting], Sequence[str]],
+    *,
+    needs: Mapping[str, Items],
+    first: Sequence[str] = (),
+) -> Iterator[SettingSets]:
+    """Yield the sets of each setting.
+
+    Args:
+        items_in: Returns the features over which the sets of a setting run.
+        needs: Feature -> itself and those that are enabled with it.
+        first: Features that also have sets of their own.
+    """
+    hints: dict[Items, None] = {}
+    for setting in chosen:
+        found, completed = _sets_in(setting, items_in(setting), needs, first, tuple(hints))
+        sets = tuple(completed[frozenset(names)] for names in found.sets)
+        hints |= dict.fromkeys((*found.refused, *sorted(found.apart, key=sorted)))
+        yield SettingSets(setting, sets, found.refused)
 
 
 def _sets_in(
-    setting: Setting, hints: Sequence[Items]
+    setting: Setting,
+    items: Sequence[str],
+    needs: Mapping[str, Items],
+    first: Sequence[str],
+    hints: Sequence[Items],
 ) -> tuple[ExaminedSets, Mapping[Items, Completed]]:
     made: dict[Items, Completed] = {}
 
@@ -66,13 +97,12 @@ def _sets_in(
         return made[names].examined
 
     found = examined_sets(
-        features(),
+        items,
         excluded_pairs(),
         examine,
-        needs=requirements(),
-        # Only a set in which all are bitwise is compared bitwise.
-        first=[name for name in features() if numerics_of(name) is Numerics.BITWISE],
-        hints=hints,
+        needs=needs,
+        first=first,
+        hints=[hint for hint in hints if hint <= {*items}],
     )
     return found, made
 

@@ -21,7 +21,7 @@ from ascend_run.registry.discovery import discover
 from ascend_run.registry.resolution import resolve
 from ascend_run.testing.parity import Case
 from ascend_run.testing.runtime import load_runtime
-from benchmarks.campaigns import together
+from benchmarks.campaigns import set_cases, together
 from benchmarks.campaigns.campaign import PASSED, digest, is_full, read_result, result_path
 from benchmarks.campaigns.features import LAYOUTS, OPTIONS, features
 
@@ -163,9 +163,9 @@ def test_a_set_that_passes_is_compared_once(monkeypatch: pytest.MonkeyPatch) -> 
 
 
 def test_a_case_is_not_refused_silently(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(together, "_problems", lambda asked: ["no"])
+    monkeypatch.setattr(set_cases, "problems_of", lambda asked: ["no"])
     assert together.run(json.dumps(large())) == {"verdict": "refused", "refused": "no"}
-    monkeypatch.setattr(together, "_problems", lambda asked: [])
+    monkeypatch.setattr(set_cases, "problems_of", lambda asked: [])
     refused = json.dumps({**large(), "refused": True})
     assert together.run(refused) == {"verdict": "not refused"}
 

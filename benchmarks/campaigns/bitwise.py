@@ -1,0 +1,190 @@
+"""Memory features leave training equal in every bit: alone and in every pair, in every layout.
+
+The features of the group ``memory`` that declare ``bitwise``, in each of twelve layouts, without
+and with full recompute, in float32 and in bf16 (there with the distributed optimizer if the layout
+has data parallelism). Each case is a set: one feature with what it requires, or as many as go
+together (``covering``), so that every pair that resolution and planning allow there is in one. A
+feature that is idle in a setting is in no set of it. A minimal set that planning refuses is a case,
+too, which lists the reason.
+
+Twenty steps with dropout, on the same ranks with the features and without them: losses and gradient
+norms of all steps, weights after them, gradients of the last one. The last step must also do other
+work: what a single feature adds to it is in the outcome.
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, Final
+
+from ascend_run.plugin_api import Numerics
+from ascend_run.testing.parity import TRIAL_SECONDS, Case
+
+from .campaign import Campaign, Outcome
+from .covering import Items
+from .feature_sets import SettingSets, requirements, sets_of, settings
+from .features import OPTIONS, catalogue, config_of, features, numerics_of
+from .pool_of_ranks import pool
+from .reach import reach_of_trial
+from .set_cases import Asked, arguments_of, case_of, cases_of, outcome_of, setting_name
+from .setting import Completed, Setting
+from .trained_ranks import Trained, differences, effect, emptiness, trained
+
+STEPS: Final = 20
+DROPOUT: Final = {"model.hidden_dropout": 0.1, "model.attention_dropout": 0.1}
+PRECISIONS: Final = ("fp32", "bf16")
+GROUP: Final = "ascend_run.plugins.memory."
+CHOSEN: Final = {**OPTIONS, "plugins.virtual-optimizer.folder": "."}
+"""Options of features. States of the CPU leave its memory for a file, which has no name."""
+ACTS_ON: Final = {
+    "recompute-comm-opt": "recompute",
+    "recompute-in-advance": "recompute",
+}
+"""Feature -> the one whose work it changes; by itself it has nothing to do."""
+ELSEWHERE: Final = ("memory-fragmentation",)
+"""Features without an effect on the CPU, which has no pools of memory; their own suites have it."""
+
+
+def memory_features() -> list[str]:
+    """Return the features of the group that declare to change no bit."""
+    found = catalogue()
+    names = (name for name in features() if found[name].value.startswith(GROUP))
+    return [name for name in names if numerics_of(name) is Numerics.BITWISE]
+
+
+@functools.cache
+def bitwise_sets() -> tuple[SettingSets, ...]:
+    """Return the sets of every setting."""
+    chosen = (setting for precision in PRECISIONS for setting in _settings(precision))
+    return tuple(sets_of(chosen, active_features, needs=needs()))
+
+
+def _settings(precision: str) -> Iterator[Setting]:
+    for setting in settings():
+        config = {
+            **setting.config,
+            **DROPOUT,
+            "train.precision": precision,
+            "train.train_iters": STEPS,
+        }
+        if precision == "bf16" and {"dp", "cp"} & setting.layout.keys():
+            config["ddp.use_distributed_optimizer"] = True
+        yield Setting(model=setting.model, layout=setting.layout, config=config)
+
+
+def needs() -> dict[str, Items]:
+    """Return feature -> itself, those that it requires, and the one that it acts on."""
+    found = requirements()
+    return {
+        name: closed | {ACTS_ON[one] for one in closed if one in ACTS_ON}
+        for name, closed in found.items()
+    }
+
+
+def active_features(setting: Setting) -> list[str]:
+    """Return the features that do something in a setting, or are refused there."""
+    return [name for name in memory_features() if name not in _alone(setting, name).examined.idle]
+
+
+def _alone(setting: Setting, name: str) -> Completed:
+    return setting.complete(sorted(needs()[name]))
+
+
+def cases(seed: int) -> Sequence[str]:
+    """Return JSON: plugins, those beside them, model, layout and config; nothing is drawn."""
+    found = (case for of_setting in bitwise_sets() for case in _cases_in(of_setting))
+    return [json.dumps(case, sort_keys=True) for case in found]
+
+
+def _cases_in(found: SettingSets) -> Iterator[Mapping[str, Any]]:
+    """Yield those of single features first, each of which is no other case."""
+    made: list[frozenset[str]] = []
+    for name in active_features(found.setting):
+        completed = _alone(found.setting, name)
+        if not completed.examined.problems:
+            made.append(frozenset(completed.plugins))
+            yield {**case_of(found.setting, completed), "single": name}
+    yield from (case for case in cases_of(found) if frozenset(case["plugins"]) not in made)
+
+
+def run(case: str) -> Outcome:
+    """Plan a set and compare it; reduce it if that fails."""
+    return outcome_of(json.loads(case), compared, lambda: compared)
+
+
+def compared(asked: Asked) -> Outcome:
+    """Compare steps with and without the features; return what a single one adds to a step.
+
+    Raises:
+        AssertionError: Something differs, or the comparison shows nothing.
+    """
+    case = _case(asked)
+    plain = _reference(json.dumps({**asked, "plugins": []}, sort_keys=True))
+    ours = _trained(case, (*case.beside, *case.plugins))
+    problems = [*differences(ours, plain)]
+    single = asked.get("single", "")
+    acted_on = [ACTS_ON[single]] if single in ACTS_ON else []
+    without = _reference(json.dumps({**asked, "plugins": acted_on}, sort_keys=True))
+    added = effect(ours, without)
+    if not added and not {*case.plugins} <= {*ELSEWHERE}:
+        problems.append("the last step does the same as without the plugins")
+    if problems:
+        raise AssertionError("\n  ".join([f"{case}:", *problems]))
+    return {"compared": True, **({"effect": added} if single else {})}
+
+
+@functools.cache
+def _reference(asked: str) -> Sequence[Trained]:
+    case = _case(json.loads(asked))
+    found = _trained(case, (*case.beside, *case.plugins))
+    if problems := [*emptiness(found, STEPS)]:
+        raise AssertionError(f"{case}: equality with this run shows nothing: {'; '.join(problems)}")
+    return found
+
+
+def _case(asked: Asked) -> Case:
+    return Case(**{**arguments_of(asked), "options": CHOSEN})
+
+
+def _trained(case: Case, names: Sequence[str]) -> Sequence[Trained]:
+    trial = case.trial(names, steps=STEPS, sharded=True)
+    return pool().run(trained, case.world_size, trial, timeout=TRIAL_SECONDS)
+
+
+def reach(case: str) -> str:
+    """Return the hash of all that a case can reach."""
+    asked = json.loads(case)
+    names = (*asked["plugins"], *asked["beside"])
+    own = {key: value for key, value in CHOSEN.items() if key.split(".")[1] in names}
+    return reach_of_trial(names, asked["model"], json.dumps([own, config_of(names)]))
+
+
+def figures(outcomes: Mapping[str, Outcome]) -> Mapping[str, Any]:
+    """Count what was compared, what each feature alone adds to a step, and what was refused."""
+    compared: Counter[str] = Counter()
+    refused: Counter[str] = Counter()
+    effects: dict[str, Counter[str]] = {}
+    for case, outcome in outcomes.items():
+        asked = json.loads(case)
+        if "compared" in outcome:
+            compared[f"{setting_name(asked)}, {asked['config']['train.precision']}"] += 1
+        elif "refused" in outcome:
+            refused[f"{', '.join(asked['plugins'])}: {outcome['refused']}"] += 1
+        if "effect" in outcome:
+            effects.setdefault(asked["single"], Counter()).update(outcome["effect"])
+    return {
+        "features": memory_features(),
+        "steps": STEPS,
+        "compared": compared.total(),
+        "compared in each setting": dict(compared),
+        "added to one step by each feature, over its cases": {
+            name: dict(sorted(found.items())) for name, found in sorted(effects.items())
+        },
+        "refused": dict(sorted(refused.items())),
+    }
+
+
+CAMPAIGN = Campaign(name="bitwise", seed=0, cases=cases, run=run, figures=figures, reach=reach)
