@@ -55,14 +55,8 @@ def memory_features() -> list[str]:
     return [name for name in names if numerics_of(name) is Numerics.BITWISE]
 
 
-@functools.cache
-def bitwise_sets() -> tuple[SettingSets, ...]:
-    """Return the sets of every setting."""
-    chosen = (setting for precision in PRECISIONS for setting in _settings(precision))
-    return tuple(sets_of(chosen, active_features, needs=needs()))
-
-
-def _settings(precision: str) -> Iterator[Setting]:
+def settings_in(precision: str) -> Iterator[Setting]:
+    """Yield the setting of every layout, without and with full recompute."""
     for setting in settings():
         config = {
             **setting.config,
@@ -84,26 +78,32 @@ def needs() -> dict[str, Items]:
     }
 
 
-def active_features(setting: Setting) -> list[str]:
-    """Return the features that do something in a setting, or are refused there."""
-    return [name for name in memory_features() if name not in _alone(setting, name).examined.idle]
-
-
-def _alone(setting: Setting, name: str) -> Completed:
-    return setting.complete(sorted(needs()[name]))
+def alone(setting: Setting) -> dict[str, Completed]:
+    """Return feature -> its set without others, of the features that are not idle in a setting."""
+    closed = needs()
+    made = {name: setting.complete(sorted(closed[name])) for name in memory_features()}
+    return {name: found for name, found in made.items() if name not in found.examined.idle}
 
 
 def cases(seed: int) -> Sequence[str]:
     """Return JSON: plugins, those beside them, model, layout and config; nothing is drawn."""
-    found = (case for of_setting in bitwise_sets() for case in _cases_in(of_setting))
-    return [json.dumps(case, sort_keys=True) for case in found]
+    return [json.dumps(case, sort_keys=True) for case in _cases()]
 
 
-def _cases_in(found: SettingSets) -> Iterator[Mapping[str, Any]]:
-    """Yield those of single features first, each of which is no other case."""
+@functools.cache
+def _cases() -> Sequence[Mapping[str, Any]]:
+    chosen = [setting for precision in PRECISIONS for setting in settings_in(precision)]
+    singles = [alone(setting) for setting in chosen]
+    of_settings = sets_of([*zip(chosen, map(list, singles), strict=True)], needs=needs())
+    pairs = zip(of_settings, singles, strict=True)
+    return [case for found, single in pairs for case in cases_in(found, single)]
+
+
+def cases_in(found: SettingSets, singles: Mapping[str, Completed]) -> Iterator[Mapping[str, Any]]:
+    """Yield the cases of a setting: those of single features first, each of which is no other
+    case."""
     made: list[frozenset[str]] = []
-    for name in active_features(found.setting):
-        completed = _alone(found.setting, name)
+    for name, completed in singles.items():
         if not completed.examined.problems:
             made.append(frozenset(completed.plugins))
             yield {**case_of(found.setting, completed), "single": name}
@@ -122,13 +122,11 @@ def compared(asked: Asked) -> Outcome:
         AssertionError: Something differs, or the comparison shows nothing.
     """
     case = _case(asked)
-    plain = _reference(json.dumps({**asked, "plugins": []}, sort_keys=True))
-    ours = _trained(case, (*case.beside, *case.plugins))
-    problems = [*differences(ours, plain)]
+    ours = _trained(case)
+    problems = [*differences(ours, _reference(_other(asked, [])))]
     single = asked.get("single", "")
     acted_on = [ACTS_ON[single]] if single in ACTS_ON else []
-    without = _reference(json.dumps({**asked, "plugins": acted_on}, sort_keys=True))
-    added = effect(ours, without)
+    added = effect(ours, _reference(_other(asked, acted_on)))
     if not added and not {*case.plugins} <= {*ELSEWHERE}:
         problems.append("the last step does the same as without the plugins")
     if problems:
@@ -136,10 +134,16 @@ def compared(asked: Asked) -> Outcome:
     return {"compared": True, **({"effect": added} if single else {})}
 
 
+def _other(asked: Asked, plugins: Sequence[str]) -> str:
+    """Return the case with other features; the same for all cases of a setting."""
+    where = {key: asked[key] for key in ("model", "layout", "config", "beside")}
+    return json.dumps({**where, "plugins": plugins}, sort_keys=True)
+
+
 @functools.cache
 def _reference(asked: str) -> Sequence[Trained]:
     case = _case(json.loads(asked))
-    found = _trained(case, (*case.beside, *case.plugins))
+    found = _trained(case)
     if problems := [*emptiness(found, STEPS)]:
         raise AssertionError(f"{case}: equality with this run shows nothing: {'; '.join(problems)}")
     return found
@@ -149,8 +153,8 @@ def _case(asked: Asked) -> Case:
     return Case(**{**arguments_of(asked), "options": CHOSEN})
 
 
-def _trained(case: Case, names: Sequence[str]) -> Sequence[Trained]:
-    trial = case.trial(names, steps=STEPS, sharded=True)
+def _trained(case: Case) -> Sequence[Trained]:
+    trial = case.trial((*case.beside, *case.plugins), steps=STEPS, sharded=True)
     return pool().run(trained, case.world_size, trial, timeout=TRIAL_SECONDS)
 
 

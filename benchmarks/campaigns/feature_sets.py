@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import combinations
 from typing import Any, Final
 
@@ -43,9 +43,8 @@ def all_sets() -> tuple[SettingSets, ...]:
     """Return the sets of every layout, without and with full recompute."""
     # Only a set in which all are bitwise is compared bitwise.
     bitwise = [name for name in features() if numerics_of(name) is Numerics.BITWISE]
-    return tuple(
-        sets_of(settings(), lambda setting: features(), needs=requirements(), first=bitwise)
-    )
+    chosen = ((setting, features()) for setting in settings())
+    return tuple(sets_of(chosen, needs=requirements(), first=bitwise))
 
 
 def settings(more: Mapping[str, Any] | None = None) -> Iterator[Setting]:
@@ -61,8 +60,7 @@ def settings(more: Mapping[str, Any] | None = None) -> Iterator[Setting]:
 
 
 def sets_of(
-    chosen: Iterable[Setting],
-    items_in: Callable[[Setting], Sequence[str]],
+    chosen: Iterable[tuple[Setting, Sequence[str]]],
     *,
     needs: Mapping[str, Items],
     first: Sequence[str] = (),
@@ -70,13 +68,13 @@ def sets_of(
     """Yield the sets of each setting.
 
     Args:
-        items_in: Returns the features over which the sets of a setting run.
+        chosen: Settings, each with the features over which its sets run.
         needs: Feature -> itself and those that are enabled with it.
         first: Features that also have sets of their own.
     """
     hints: dict[Items, None] = {}
-    for setting in chosen:
-        found, completed = _sets_in(setting, items_in(setting), needs, first, tuple(hints))
+    for setting, items in chosen:
+        found, completed = _sets_in(setting, items, needs, first, tuple(hints))
         sets = tuple(completed[frozenset(names)] for names in found.sets)
         hints |= dict.fromkeys((*found.refused, *sorted(found.apart, key=sorted)))
         yield SettingSets(setting, sets, found.refused)
