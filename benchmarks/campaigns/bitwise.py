@@ -37,8 +37,12 @@ STEPS: Final = 20
 DROPOUT: Final = {"model.hidden_dropout": 0.1, "model.attention_dropout": 0.1}
 PRECISIONS: Final = ("fp32", "bf16")
 GROUP: Final = "ascend_run.plugins.memory."
-CHOSEN: Final = {**OPTIONS, "plugins.virtual-optimizer.folder": "."}
-"""Options of features. States of the CPU leave its memory for a file, which has no name."""
+CHOSEN: Final = {
+    **OPTIONS,
+    "plugins.adaptive-recompute.activation_mb": 0.01,  # less than is kept in bf16 on four ranks
+    "plugins.virtual-optimizer.folder": ".",  # the CPU's memory is left for files without names
+}
+"""Options of features under which they do their work in every setting."""
 ACTS_ON: Final = {
     "recompute-comm-opt": "recompute",
     "recompute-in-advance": "recompute",
