@@ -86,9 +86,9 @@ def _mapped_files() -> Iterator[range]:
 
 def differences(found: Sequence[Trained], expected: Sequence[Trained]) -> Iterator[str]:
     """Yield a message for everything that is not equal in every bit, rank by rank."""
-    yield from compare([one.outcome for one in found], [one.outcome for one in expected], 0.0)
     import torch
 
+    yield from compare([one.outcome for one in found], [one.outcome for one in expected], 0.0)
     for rank, (one, other) in enumerate(zip(found, expected, strict=True)):
         for name in sorted({*one.gradients, *other.gradients}):
             ours, wanted = one.gradients.get(name), other.gradients.get(name)
