@@ -4,9 +4,9 @@ step."""
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence, Set
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, Final
 
 import torch.distributed as dist
 from torch import Tensor
@@ -21,6 +21,9 @@ from ascend_run.testing.models import samples
 
 from .live_storages import LiveStorages, mapped_files
 from .memory_worker import Measured
+
+MADE_FOR_A_STEP: Final = frozenset({"reuse-fp32-param"})
+"""Plugins whose master weights exist during a step alone, so that nothing of them is elsewhere."""
 
 
 def two_steps(config: Mapping[str, Any], plugins: Sequence[str]) -> Measured:
@@ -43,7 +46,8 @@ def _watched(given: Mapping[str, Any], hooks: Any, context: Any) -> Measured:
     dry_run.step(step, batches)
     weights = [p for chunk in bundle.chunks for p in chunk.parameters()]
     buffers = list(_gradient_buffers(bundle.chunks))
-    optimizer = _optimizer_state(bundle.optimizer, weights)
+    names = {plugin.manifest.name for plugin in hooks.plugins}
+    optimizer = _optimizer_state(bundle.optimizer, weights, names)
     others = [b for chunk in bundle.chunks for b in _other_tensors(chunk)]
     bundle.optimizer.zero_grad()
     in_file = mapped_files()
@@ -66,18 +70,30 @@ def _gradient_buffers(chunks: Sequence[Any]) -> Iterator[Tensor]:
             yield from (buffer.grad_data for buffer in (found if isinstance(found, list) else ()))
 
 
-def _optimizer_state(optimizer: Any, weights: Sequence[Tensor]) -> list[Tensor]:
-    """Moments, step counts and master weights, wherever they are; not the weights themselves."""
+def _optimizer_state(optimizer: Any, weights: Sequence[Tensor], names: Set[str]) -> list[Tensor]:
+    """Moments, step counts and master weights, wherever they are; not the weights themselves.
+
+    Args:
+        names: Plugins of the run.
+    """
     own = {weight.untyped_storage()._cdata for weight in weights}
-    found: list[Tensor] = []
+    if names & MADE_FOR_A_STEP:
+        return _held(optimizer, own)
     with materialized(optimizer):
-        for part in optimizer.chained_optimizers:
-            inner = part.optimizer
-            parameters = (p for group in inner.param_groups for p in group["params"])
-            found += [p.data for p in parameters if p.untyped_storage()._cdata not in own]
-            states = (value for state in inner.state.values() for value in state.values())
-            found += [value for value in states if isinstance(value, Tensor)]
-    return found
+        return _held(optimizer, own)
+
+
+def _held(optimizer: Any, own: Collection[int]) -> list[Tensor]:
+    """Return master weights and states.
+
+    Args:
+        own: Storages of the model's weights.
+    """
+    inner = [part.optimizer for part in optimizer.chained_optimizers]
+    parameters = [p for one in inner for group in one.param_groups for p in group["params"]]
+    states = [value for one in inner for state in one.state.values() for value in state.values()]
+    masters = [p.data for p in parameters if p.untyped_storage()._cdata not in own]
+    return masters + [value for value in states if isinstance(value, Tensor)]
 
 
 def _other_tensors(chunk: Any) -> Iterator[Tensor]:

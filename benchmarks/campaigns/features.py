@@ -92,6 +92,9 @@ YOUNGER: Final[Sequence[str]] = (
 )
 """Features that came after the last full run of ``resume`` and ``verify-clean-newer``, and join
 them with the next one, for which this becomes empty. Until then their own suites resume them."""
+YOUNGER_AXES: Final[Mapping[str, str]] = {"muon": "tp"}
+"""Feature -> the axis that it takes since the last full run of ``verify-clean-newer``, which draws
+it without until the next one."""
 EXCHANGE: Final = "ulysses"
 """Where the sequence is split, and the feature under test leaves that to others."""
 

@@ -22,7 +22,7 @@ from ascend_run.tools.verify.building import PRECISION, make_side
 
 from . import verify_clean
 from .campaign import Campaign, Outcome
-from .features import EXCHANGE, config_of, resolution_of, settled
+from .features import EXCHANGE, YOUNGER_AXES, config_of, resolution_of, settled
 from .verify_clean import DROPOUT, EXPERT_AXES, LAYOUTS, OLDER, SETTINGS
 
 DRAWS: Final = 4
@@ -133,6 +133,8 @@ def _draw(first: str, draws: random.Random) -> dict[str, Any] | None:
 def _can_run(drawn: Mapping[str, Any]) -> bool:
     """Whether planning takes it, and each feature has something to do: in fp32, in which ``verify``
     compares most of all, or in the precision that is asked for as well."""
+    if any(drawn["layout"].get(YOUNGER_AXES.get(n, ""), 1) > 1 for n in drawn["enable"]):
+        return False
     question = verify_clean.question(drawn)
     sizes = layouts.with_dp(drawn["layout"])
     side = make_side(question, "", question.enable, sizes, drawn["model"], [sizes])

@@ -266,9 +266,9 @@ BUGS: Final = (
     Bug(
         name="blind-swap-forgets-strides",
         what="a view comes back with its values in the order of its storage",
-        target="ascend_run.ops.swapping.call:Call.unpack",
-        old="like.set_(storage, kept.offset, kept.size, kept.stride)",
-        new="like.set_(storage, kept.offset, kept.size)",
+        target="ascend_run.ops.transfer.saved_storages:SavedView.tensor",
+        old="like.set_(device.untyped_storage(), self.offset, self.size, self.stride)",
+        new="like.set_(device.untyped_storage(), self.offset, self.size)",
         plugins=("swap-attention",),
         config={"plugins.swap-attention.min_bytes": 1},
         modules=_ATTENTION,

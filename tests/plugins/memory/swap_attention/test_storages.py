@@ -8,12 +8,12 @@ from unittest.mock import patch
 
 import pytest
 import torch
-from ascend_run.plugins.memory.swap_attention.call import Call
-from ascend_run.plugins.memory.swap_attention.swapper import Swapper
 from torch import Tensor, nn
 from torch.multiprocessing.reductions import StorageWeakRef
 from torch.nn import functional as F
 
+from ascend_run.ops.swapping.call import Call
+from ascend_run.ops.swapping.swapper import Swapper
 from ascend_run.ops.transfer.saved_storages import Block
 from ascend_run.plugins.memory.swap_attention import SwapAttention, SwapAttentionConfig
 from ascend_run.plugins.platforms.cpu.device import CpuDevice
