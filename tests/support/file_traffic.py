@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from unittest.mock import patch
 
 import attrs
 from torch import Tensor
@@ -42,8 +43,5 @@ def _counted() -> Iterator[FileTraffic]:
         found.read += host.nbytes
         to_device(self, host, out)
 
-    FileCopier.to_host, FileCopier.to_device = write, read  # type: ignore[method-assign]
-    try:
+    with patch.multiple(FileCopier, to_host=write, to_device=read):
         yield found
-    finally:
-        FileCopier.to_host, FileCopier.to_device = to_host, to_device  # type: ignore[method-assign]

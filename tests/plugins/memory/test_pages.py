@@ -161,8 +161,8 @@ def test_what_recomputed_layers_save(values: Values, sizes: Mapping[str, int]) -
 )
 def test_what_optimizers_keep_on_the_device(plugin: str, first: str, precision: str) -> None:
     """Whole bytes of a parameter; a step count of each tensor is less."""
-    told = [int(cell.split()[0].rstrip(":")) for cell in row(plugin, first)]
-    for plugins, expected in zip(((), (plugin,)), told, strict=True):
+    documented = [int(cell.split()[0].rstrip(":")) for cell in row(plugin, first)]
+    for plugins, expected in zip(((), (plugin,)), documented, strict=True):
         _, (cost,) = planned({**CONFIG, "train.precision": precision}, plugins)
         assert int(cost.memory.optimizer / cost.trained_parameters) == expected
 
@@ -170,7 +170,7 @@ def test_what_optimizers_keep_on_the_device(plugin: str, first: str, precision: 
 @pytest.mark.needs_plugins("virtual-optimizer", "reuse-fp32-param")
 def test_what_halved_master_weights_keep_on_the_device() -> None:
     first = "AdamW, bf16, with [reuse-fp32-param](reuse-fp32-param.md)"
-    told = [int(cell.split()[0]) for cell in row("virtual-optimizer", first)]
-    for more, expected in zip(((), ("virtual-optimizer",)), told, strict=True):
+    documented = [int(cell.split()[0]) for cell in row("virtual-optimizer", first)]
+    for more, expected in zip(((), ("virtual-optimizer",)), documented, strict=True):
         _, (cost,) = planned(CONFIG, ("reuse-fp32-param", *more))
         assert int(cost.memory.optimizer / cost.trained_parameters) == expected

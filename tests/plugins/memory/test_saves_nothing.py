@@ -70,8 +70,8 @@ def test_plan_notes_a_file_system_in_memory(
     monkeypatch.setattr(psutil, "disk_partitions", lambda all: [Mount("/", kind)])
     found = notes(settings(plugin, folder=str(tmp_path)), plugin)
     files = f"the files of plugins.{plugin}.folder={tmp_path} are in memory (tmpfs)"
-    told = [f"{plugin}: no memory is saved, since {files}; name a folder on a disk"]
-    assert found == (told if kind == "tmpfs" else [])
+    warnings = [f"{plugin}: no memory is saved, since {files}; name a folder on a disk"]
+    assert found == (warnings if kind == "tmpfs" else [])
 
 
 def warned(values: Mapping[str, Any], plugins: Sequence[str]) -> list[tuple[str, str]]:

@@ -29,7 +29,7 @@ class Autotuner:
         budget: Bytes that the layers may keep; None: no limit until memory runs out.
         profiled_steps: Steps in which parts are measured before the choice.
         swapper: Swaps parts; None: none is swapped.
-        is_overlapped: Whether the computation goes on beside its copies.
+        is_overlapped: Whether its copies overlap with computation.
     """
 
     def __init__(

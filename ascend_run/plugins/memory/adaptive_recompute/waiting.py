@@ -18,7 +18,7 @@ class Channel:
 
     to_host: int  #: Unit: nanoseconds of 1 GiB.
     to_device: int
-    is_overlapped: bool  #: Whether the computation goes on beside a copy.
+    is_overlapped: bool  #: Whether copies overlap with computation.
 
     def waited(
         self, nanoseconds: Mapping[str, int], moved: Mapping[str, int], swapped: Collection[str]

@@ -54,7 +54,7 @@ def on_the_npu(job: Callable[..., Any], values: Values, *arguments: Any) -> Any:
 def test_states_are_on_the_host_and_steps_are_those_without(
     gloo_pool: GlooPool, values: Values, ranks: int
 ) -> None:
-    """To the rounding of another kernel."""
+    """The kernels round differently, so values agree within a tolerance."""
     plain, ours = (gloo_pool.run(stepped, ranks, values, names, 5) for names in ((), NAME))
     outcomes, without = ([outcome for outcome, _ in one] for one in (ours, plain))
     assert [*compare(outcomes, without, TRAINED_TOLERANCE)] == []
