@@ -82,19 +82,6 @@ LAYOUTS: Final[Sequence[tuple[str, Mapping[str, int]]]] = (
     ("moe", {"cp": 2, "ep": 2}),
 )
 """Every kind of layout: model and sizes."""
-YOUNGER: Final[Sequence[str]] = (
-    "memory-fragmentation",
-    "recompute-in-advance",
-    "recompute-in-bubble",
-    "smart-swap",
-    "swap-optimizer",
-    "virtual-optimizer",
-)
-"""Features that came after the last full run of ``resume`` and ``verify-clean-newer``, and join
-them with the next one, for which this becomes empty. Until then their own suites resume them."""
-YOUNGER_AXES: Final[Mapping[str, str]] = {"muon": "tp"}
-"""Feature -> the axis that it takes since the last full run of ``verify-clean-newer``, which draws
-it without until the next one."""
 EXCHANGE: Final = "ulysses"
 """Where the sequence is split, and the feature under test leaves that to others."""
 
@@ -109,11 +96,6 @@ def catalogue() -> Catalogue:
 def features() -> tuple[str, ...]:
     """Return the names of the built-in features."""
     return tuple(ours(Kind.FEATURE))
-
-
-def settled() -> list[str]:
-    """Return those over which ``resume`` and ``verify-clean-newer`` run."""
-    return [name for name in features() if name not in YOUNGER]
 
 
 def ours(kind: Kind) -> list[str]:

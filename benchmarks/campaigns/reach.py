@@ -30,16 +30,20 @@ EVERY_TRIAL: Final = ("kit", "parity", "pool", "worker")
 PACKAGES: Final = ("torch", "megatron-core")
 
 
-def reach_of_trial(plugins: Iterable[str], model: str, *more: str) -> str:
+def reach_of_trial(
+    plugins: Iterable[str], model: str, *more: str, files: Iterable[str] = ()
+) -> str:
     """Return the hash for a trial of this checkout.
 
     Args:
-        plugins: Features.
+        plugins: Features, and others than the default plugins of any kind.
         model: A key of ``testing.models.MODELS``.
         more: What else the outcome depends on, such as options.
+        files: Where the trial starts, besides the kit's comparison.
     """
     family = str(MODELS[model]["model.family"])
-    return _sources().hash((*plugins, family, DEFAULT_PLATFORM, DEFAULT_TASK), *more)
+    named = (*plugins, family, DEFAULT_PLATFORM, DEFAULT_TASK)
+    return _sources().hash_from(files, named, *more)
 
 
 @attrs.frozen

@@ -28,6 +28,7 @@ from ascend_run.types.layout import world_size
 from . import features, verify_clean_newer
 from .campaign import PASSED, Campaign, Outcome
 from .pool_of_ranks import pool
+from .reach import reach_of_trial
 from .tiny_runs import folder_with_data, prepare
 from .watched_runs import Ended, differences, readings, resumed_at, watched_run
 
@@ -66,13 +67,17 @@ DROPOUT: Final[Sequence[Mapping[str, Any]]] = (
     {},
 )
 """The first that planning takes."""
+_FILES: Final = {"folder": "."}  # for files without names
 CHOICES: Final[Mapping[str, Sequence[Mapping[str, Any]]]] = {
     **verify_clean_newer.CHOICES,
+    "adaptive-recompute": ({}, _FILES),
     "gloo-offload": ({"slice_elements": 100}, {"check_replicas": True}),
     "lora": ({}, {"dropout": 0.1}, {"checkpoint": "full"}),
     "sft": ({}, {"packing": True}),
-    "swap-attention": ({}, {"prefetch": 0}, {"modules": ["input_layernorm", "self_attention"]}),
+    "swap-attention": (_FILES, {"prefetch": 0}, {"modules": ["input_layernorm", "self_attention"]}),
+    "swap-optimizer": ({}, _FILES),
     "ulysses": ({}, {"kv_cache": "half"}),
+    "virtual-optimizer": (_FILES, {}),
 }
 """Plugin -> some of its options; one for each layout, in turn."""
 CONFIG: Final[Mapping[str, Mapping[str, Any]]] = {
@@ -115,7 +120,7 @@ def cases(seed: int) -> Sequence[str]:
 def subjects() -> Iterator[tuple[str, str, Mapping[str, Any]]]:
     """Plugin, task and more config: every feature, also adapters on conversations; every task; and
     the families of another attention or other positions than the others' cases have."""
-    yield from ((name, "pretrain", {}) for name in features.settled())
+    yield from ((name, "pretrain", {}) for name in features.features())
     yield "lora", "sft", {}
     yield from ((name, name, {}) for name in features.ours(Kind.TASK))
     for family in FAMILIES:
@@ -125,6 +130,8 @@ def subjects() -> Iterator[tuple[str, str, Mapping[str, Any]]]:
 def _case(turn: int, place: int, plugin: str, task: str, more: Mapping[str, Any]) -> dict[str, Any]:
     model, layout = LAYOUTS[place]
     beside = (features.EXCHANGE,) if features.needs_exchange(plugin, layout) else ()
+    if plugin in verify_clean_newer.BESIDE:
+        beside = (*beside, verify_clean_newer.BESIDE[plugin])
     feature = () if plugin == task or "model.family" in more else (plugin,)
     values = {**_BASE, **more, **PRECISIONS[(turn + place) % len(PRECISIONS)]}
     if {"dp", "cp"} & {*layout}:
@@ -231,4 +238,12 @@ def figures(outcomes: Mapping[str, Outcome]) -> Mapping[str, Any]:
     }
 
 
-CAMPAIGN = Campaign(name="resume", seed=0, cases=cases, run=run, figures=figures)
+def reach(case: str) -> str:
+    """Return the hash of all that a case can reach."""
+    asked = json.loads(case)
+    family = asked["values"].get("model.family")
+    names = (*asked["enable"], asked["task"], *([family] if family else []))
+    return reach_of_trial(names, asked["model"])  # a case has its options in it
+
+
+CAMPAIGN = Campaign(name="resume", seed=0, cases=cases, run=run, figures=figures, reach=reach)

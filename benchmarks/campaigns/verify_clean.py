@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from .campaign import PASSED, Campaign, Outcome
 from .pool_of_ranks import pool
+from .reach import reach_of_trial
 
 if TYPE_CHECKING:
     from ascend_run.tools.verify.questions import Question
@@ -32,6 +33,7 @@ _FEATURES: Final = (
     "swap-attention",
     "tensorboard",
 )
+_VERIFIER: Final = "ascend_run/tools/verify/verifier.py"
 OLDER: Final = (*_EXCHANGES, *_FEATURES)
 """All that are drawn."""
 _ONE: Final = {"dp": 1}
@@ -146,6 +148,12 @@ def run(case: str) -> Outcome:
         "compared": list(verdict.references),
         "with dropout": any(check.name.endswith(", dropout") for check in verdict.checks),
     }
+
+
+def reach(case: str) -> str:
+    """Return the hash of all that a combination and ``verify`` can reach."""
+    asked = json.loads(case)
+    return reach_of_trial(asked["enable"], asked["model"], files=[_VERIFIER])
 
 
 def figures(outcomes: Mapping[str, Outcome]) -> Mapping[str, Any]:

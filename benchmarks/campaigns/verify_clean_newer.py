@@ -22,7 +22,7 @@ from ascend_run.tools.verify.building import PRECISION, make_side
 
 from . import verify_clean
 from .campaign import Campaign, Outcome
-from .features import EXCHANGE, YOUNGER_AXES, config_of, resolution_of, settled
+from .features import EXCHANGE, config_of, features, resolution_of
 from .verify_clean import DROPOUT, EXPERT_AXES, LAYOUTS, OLDER, SETTINGS
 
 DRAWS: Final = 4
@@ -55,6 +55,7 @@ _WINDOW: Final = {"model.window_size": [5, 0]}
 NEEDS: Final[Mapping[str, Mapping[str, Any]]] = {
     "generate-mask": _WINDOW,  # it has nothing to share without
     "reuse-fp32-param": {PRECISION: "bf16"},  # there are no master weights in fp32
+    "virtual-optimizer": {"plugins.virtual-optimizer.folder": "."},  # for files without names
 }
 """Feature -> settings without which it has nothing to do. Those of ``features.CONFIG`` hold where
 layouts are compared in fp32 as well."""
@@ -99,12 +100,12 @@ def _draw_another(first: str, draws: random.Random, found: Container[str]) -> st
 
 def newer() -> list[str]:
     """Built-in features that ``verify-clean`` does not draw."""
-    return [name for name in settled() if name not in OLDER]
+    return [name for name in features() if name not in OLDER]
 
 
 def _draw(first: str, draws: random.Random) -> dict[str, Any] | None:
     """None where the features do not go together."""
-    chosen = {first, *draws.sample(settled(), draws.choice((0, 0, 1, 2)))}
+    chosen = {first, *draws.sample(features(), draws.choice((0, 0, 1, 2)))}
     chosen |= {BESIDE[name] for name in chosen if name in BESIDE}
     resolution = resolution_of(tuple(sorted(chosen)))
     if resolution is None:
@@ -133,8 +134,6 @@ def _draw(first: str, draws: random.Random) -> dict[str, Any] | None:
 def _can_run(drawn: Mapping[str, Any]) -> bool:
     """Whether planning takes it, and each feature has something to do: in fp32, in which ``verify``
     compares most of all, or in the precision that is asked for as well."""
-    if any(drawn["layout"].get(YOUNGER_AXES.get(n, ""), 1) > 1 for n in drawn["enable"]):
-        return False
     question = verify_clean.question(drawn)
     sizes = layouts.with_dp(drawn["layout"])
     side = make_side(question, "", question.enable, sizes, drawn["model"], [sizes])
@@ -164,4 +163,5 @@ CAMPAIGN = Campaign(
     cases=cases,
     run=verify_clean.run,
     figures=figures,
+    reach=verify_clean.reach,
 )
