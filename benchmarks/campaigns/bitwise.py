@@ -1,6 +1,6 @@
 """Memory features leave training equal in every bit: alone and in every pair, in every layout.
 
-The features of the group ``memory`` that declare ``bitwise``, in each of twelve layouts, without
+The features of the group ``memory`` that declare ``bitwise``, in each of thirteen layouts, without
 and with full recompute, in float32 and in bf16 (there with the distributed optimizer if the layout
 has data parallelism). Each case is a set: one feature with what it requires, or as many as go
 together (``covering``), so that every pair that resolution and planning allow there is in one. A

@@ -80,6 +80,7 @@ LAYOUTS: Final[Sequence[tuple[str, Mapping[str, int]]]] = (
     ("moe", {"dp": 2, "ep": 2}),
     ("moe", {"tp": 2, "dp": 2, "ep": 2}),
     ("moe", {"cp": 2, "ep": 2}),
+    ("moe", {"pp": 2, "vpp": 2, "dp": 2, "ep": 2}),
 )
 """Every kind of layout: model and sizes."""
 EXCHANGE: Final = "ulysses"

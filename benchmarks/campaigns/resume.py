@@ -1,6 +1,6 @@
 """A run that was stopped goes on as the run in one piece, to the bit.
 
-Every built-in feature, task and model family in each of fourteen layouts, with dropout: twelve
+Every built-in feature, task and model family in each of fifteen layouts, with dropout: twelve
 steps in one go, against two, a checkpoint, and ten more of a run that is built from it. Weights and
 buffers, the optimizer's state, random generators, entries of plugins, the place in the data, and of
 each step the loss, the norm of the gradient and the hash of the rows that were read. What cannot

@@ -1,6 +1,6 @@
 """Features together: at parity with the plain model on one rank, every pair in every layout.
 
-Each case is a set of as many features as go together (``covering``). In each of twelve layouts,
+Each case is a set of as many features as go together (``covering``). In each of thirteen layouts,
 without and with full recompute, the sets hold every feature and every pair that resolution and
 planning allow there. Forward and every gradient are compared in float64, then five steps in float32
 (``testing.parity``). Features that declare ``bitwise`` also have sets of their own, as only such a
