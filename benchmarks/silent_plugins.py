@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 from ascend_run.plugin_api import HookKind, Manifest, hookimpl
-from ascend_run.plugin_api.hook_points import hook_points
+from ascend_run.plugin_api.hookspecs import hook_points
 
 
 def listener_names() -> list[str]:

@@ -19,7 +19,7 @@ from typing import Final
 
 import click
 
-from ascend_run.plugin_api.hook_points import hook_points
+from ascend_run.plugin_api.hookspecs import hook_points
 from ascend_run.tools.new_plugin.names import Names
 from ascend_run.tools.new_plugin.rendering import package_files
 from scripts.api_names import PAGES, Page

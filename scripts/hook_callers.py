@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
 
-from ascend_run.plugin_api.hook_points import hook_points
+from ascend_run.plugin_api.hookspecs import hook_points
 
 LAYERS: Final = ("core", "prepare", "tools/plan")
 """Folders that call hooks in a run. Other tools and the kit call them as a run does."""

@@ -17,7 +17,7 @@ import click
 
 from ascend_run.plugin_api import HookKind, Point, hookspecs
 from ascend_run.plugin_api.hook_kinds import HookPoint
-from ascend_run.plugin_api.hook_points import hook_points
+from ascend_run.plugin_api.hookspecs import hook_points
 from ascend_run.plugin_api.implementations import implementations
 from ascend_run.registry.discovery import Catalogue, discover
 

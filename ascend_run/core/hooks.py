@@ -15,7 +15,7 @@ import pluggy
 from ascend_run.plugin_api import hookspecs
 from ascend_run.plugin_api.errors import HookError
 from ascend_run.plugin_api.hook_kinds import PROJECT, HookKind
-from ascend_run.plugin_api.hook_points import hook_points
+from ascend_run.plugin_api.hookspecs import hook_points
 from ascend_run.plugin_api.implementations import claims_of
 from ascend_run.plugin_api.manifest import EnabledPlugin
 from ascend_run.types.declarations import Claim

@@ -18,11 +18,12 @@ from 0, not in this pipeline stage.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from functools import cache
 from typing import TYPE_CHECKING, Any
 
 from ascend_run.types.declarations import Claim
 
-from .hook_kinds import Point, contribution, listener, provider, wrapper
+from .hook_kinds import HookPoint, Point, contribution, listener, provider, wrapper
 
 if TYPE_CHECKING:
     from contextlib import AbstractContextManager
@@ -655,3 +656,13 @@ def ascend_after_run(context: c.RunContext) -> None:
 
     If building a model failed, ``context.models`` has those that were built before.
     """
+
+
+# -- read as data ------------------------------------------------------------------------------
+
+
+@cache
+def hook_points() -> Mapping[str, HookPoint]:
+    """Return every hook by name, in the order in which a run reaches them."""
+    marked = (getattr(function, "ascend_hook_point", None) for function in globals().values())
+    return {point.name: point for point in marked if point is not None}

@@ -13,7 +13,7 @@ import attrs
 from ascend_run.types.declarations import Claim
 
 from .hook_kinds import PROJECT
-from .hook_points import hook_points
+from .hookspecs import hook_points
 from .manifest import EnabledPlugin
 
 

@@ -6,7 +6,7 @@ import difflib
 from collections.abc import Sequence
 
 from ascend_run.plugin_api.errors import HookError
-from ascend_run.plugin_api.hook_points import hook_points
+from ascend_run.plugin_api.hookspecs import hook_points
 from ascend_run.plugin_api.implementations import claims_of, implementations
 
 from .kinds import Plugin

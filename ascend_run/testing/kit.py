@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 import attrs
 
 from ascend_run.plugin_api import AscendRunError, Numerics
-from ascend_run.plugin_api.hook_points import hook_points
+from ascend_run.plugin_api.hookspecs import hook_points
 from ascend_run.plugin_api.implementations import implementations
 from ascend_run.prepare.config.raw import RawConfig, RawValue
 from ascend_run.prepare.plan.explanation import idle

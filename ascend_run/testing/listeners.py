@@ -11,7 +11,7 @@ from typing import Any, Final
 import attrs
 
 from ascend_run.plugin_api.hook_kinds import PROJECT, HookKind
-from ascend_run.plugin_api.hook_points import hook_points
+from ascend_run.plugin_api.hookspecs import hook_points
 
 MESSAGE: Final = "an error that the kit raises in a listener"
 

@@ -65,7 +65,7 @@ def _noted(
 def _applied(result: Any, hook: str, plugin: str, calls: list[Call]) -> Any:
     """A wrapper that notes when it is applied; anything else as it is."""
     from ascend_run.plugin_api.hook_kinds import HookKind
-    from ascend_run.plugin_api.hook_points import hook_points
+    from ascend_run.plugin_api.hookspecs import hook_points
 
     if result is None or hook_points()[hook].kind is not HookKind.WRAPPER:
         return result

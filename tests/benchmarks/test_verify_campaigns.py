@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from ascend_run.plugin_api.hook_points import hook_points
+from ascend_run.plugin_api.hookspecs import hook_points
 from ascend_run.plugin_api.implementations import implementations
 from ascend_run.testing.pool import GlooPool
 from ascend_run.tools.verify.compare.verdict import Phase

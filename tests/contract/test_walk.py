@@ -13,7 +13,7 @@ from typing import Final
 import pytest
 
 import ascend_run
-from ascend_run.plugin_api.hook_points import hook_points
+from ascend_run.plugin_api.hookspecs import hook_points
 from ascend_run.prepare.config.schema import all_options
 
 PACKAGE: Final = Path(ascend_run.__file__).parent

@@ -11,7 +11,7 @@ import pytest
 
 from ascend_run.core.hooks import Hooks
 from ascend_run.plugin_api import HookError, HookKind, Manifest, hookimpl
-from ascend_run.plugin_api.hook_points import hook_points
+from ascend_run.plugin_api.hookspecs import hook_points
 
 
 class Base:

@@ -13,7 +13,7 @@ import ascend_run.plugin_api as api
 from ascend_run import types
 from ascend_run.plugin_api import Claim, HookKind, Point, contracts
 from ascend_run.plugin_api.hook_kinds import HookPoint
-from ascend_run.plugin_api.hook_points import hook_points
+from ascend_run.plugin_api.hookspecs import hook_points
 
 POINTS = hook_points()
 BUILDS_A_MODEL = ("config", "device", "groups", "role")
@@ -76,5 +76,5 @@ def test_every_type_that_crosses_a_hook_is_exported_by_the_package() -> None:
 
 
 def test_importing_every_part_of_it_imports_no_torch() -> None:
-    program = "import sys, ascend_run.plugin_api.hook_points; sys.exit('torch' in sys.modules)"
+    program = "import sys, ascend_run.plugin_api.hookspecs; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", program], timeout=60).returncode == 0

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from ascend_run.plugin_api import Claim
-from ascend_run.plugin_api.hook_points import hook_points
+from ascend_run.plugin_api.hookspecs import hook_points
 from ascend_run.plugin_api.implementations import claims_of, implementations
 from tests.support.fake_plugins import platform, plugin
 

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from ascend_run.plugin_api import Claim, Condition, HookError, LinkPlace, hookimpl, hookspecs
-from ascend_run.plugin_api.hook_points import hook_points
+from ascend_run.plugin_api.hookspecs import hook_points
 from ascend_run.plugin_api.implementations import implementations
 from ascend_run.prepare.plan.explanation import (
     ForwardLinks,

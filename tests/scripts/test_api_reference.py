@@ -13,7 +13,7 @@ from click.testing import CliRunner
 
 import ascend_run
 from ascend_run import plugin_api, testing
-from ascend_run.plugin_api.hook_points import hook_points
+from ascend_run.plugin_api.hookspecs import hook_points
 from ascend_run.tools.new_plugin.names import Names
 from ascend_run.tools.new_plugin.rendering import package_files
 from scripts import api_reference

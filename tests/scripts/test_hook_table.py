@@ -5,7 +5,7 @@ from __future__ import annotations
 import attrs
 import pytest
 
-from ascend_run.plugin_api.hook_points import hook_points
+from ascend_run.plugin_api.hookspecs import hook_points
 from ascend_run.registry.discovery import discover
 from scripts.hook_table import PAGE, PLANNED, called, page, unfounded, users
 

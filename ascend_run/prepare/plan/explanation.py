@@ -10,7 +10,7 @@ import attrs
 
 from ascend_run.plugin_api import HookKind, LinkPlace, Manifest
 from ascend_run.plugin_api.hook_kinds import HookPoint
-from ascend_run.plugin_api.hook_points import hook_points
+from ascend_run.plugin_api.hookspecs import hook_points
 from ascend_run.plugin_api.implementations import implementations
 from ascend_run.registry.kinds import CHOSEN_WITH, Kind, Plugin, kind_of
 from ascend_run.registry.resolution import Resolution

@@ -8,7 +8,7 @@ from functools import partial
 import attrs
 
 from ascend_run.plugin_api.hook_kinds import Point
-from ascend_run.plugin_api.hook_points import hook_points
+from ascend_run.plugin_api.hookspecs import hook_points
 from ascend_run.testing.models import batch_of_steps
 from ascend_run.testing.parity import GRADIENT_TOLERANCE, TRAINED_STEPS, TRAINED_TOLERANCE, compare
 from ascend_run.testing.runtime import Trial

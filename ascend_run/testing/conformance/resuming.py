@@ -9,7 +9,7 @@ import attrs
 
 from ascend_run.plugin_api.errors import AscendRunError
 from ascend_run.plugin_api.hook_kinds import Point
-from ascend_run.plugin_api.hook_points import hook_points
+from ascend_run.plugin_api.hookspecs import hook_points
 from ascend_run.testing.listeners import listener_hooks
 from ascend_run.testing.runtime import RankOutcome, Trial, load_runtime
 

@@ -8,7 +8,7 @@ from typing import Final
 import attrs
 
 from ascend_run.plugin_api import HookKind, Point
-from ascend_run.plugin_api.hook_points import hook_points
+from ascend_run.plugin_api.hookspecs import hook_points
 from ascend_run.prepare.plan.explanation import HookOwners
 
 PREFIX: Final = "ascend_"

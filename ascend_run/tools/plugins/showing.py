@@ -8,7 +8,7 @@ from typing import Any
 
 import attrs
 
-from ascend_run.plugin_api.hook_points import hook_points
+from ascend_run.plugin_api.hookspecs import hook_points
 from ascend_run.plugin_api.implementations import implementations
 from ascend_run.plugin_api.legacy_flags import LegacyFlag
 from ascend_run.registry.discovery import Candidate

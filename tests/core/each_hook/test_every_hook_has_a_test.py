@@ -7,7 +7,7 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 
-from ascend_run.plugin_api.hook_points import hook_points
+from ascend_run.plugin_api.hookspecs import hook_points
 
 HOOKS = sorted(hook_points(), key=len, reverse=True)
 """Longest first: ``ascend_attention_kernel`` before ``ascend_attention``."""

@@ -15,7 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ascend_run.plugin_api import Point, StorageError
-from ascend_run.plugin_api.hook_points import hook_points
+from ascend_run.plugin_api.hookspecs import hook_points
 from ascend_run.tools.pages.hook_points import seams_by_point
 from ascend_run.tools.pages.markup import Markup, data_block, element
 from ascend_run.tools.pages.record_reading import read_plan

@@ -22,9 +22,8 @@ from ascend_run.plugin_api import (
     Support,
     hookimpl,
 )
-from ascend_run.plugin_api.activations import is_swiglu
 
-from .cost import grouped_cost
+from .cost import grouped_cost, is_swiglu
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -6,6 +6,7 @@ from typing import Final
 
 from ascend_run.plugin_api import (
     CostChange,
+    FieldSection,
     Phase,
     PipelineStage,
     SavedChange,
@@ -42,3 +43,9 @@ def grouped_cost(rank: PipelineStage, *, gated: bool, swiglu: bool) -> CostChang
         ),
         working_removed=_BY_AUTOGRAD,
     )
+
+
+def is_swiglu(model: FieldSection) -> bool:
+    """Return whether the activation is ``silu(gate) * up``, without a clamp or an offset."""
+    changed = model.activation_func_clamp_value is not None or model.glu_linear_offset
+    return bool(model.gated_linear_unit) and model.activation == "silu" and not changed
