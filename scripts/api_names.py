@@ -12,6 +12,7 @@ import attrs
 
 from ascend_run import families, plugin_api
 from ascend_run.plugin_api import AscendRunError
+from ascend_run.tools.new_plugin.public_names import public_names
 
 
 @attrs.frozen(kw_only=True)
@@ -25,6 +26,9 @@ class Page:
     """Module to import from -> its public names."""
 
 
+_OFFERED: Final = public_names(plugin_api)
+
+
 def _is_error(name: str) -> bool:
     value = getattr(plugin_api, name)
     return isinstance(value, type) and issubclass(value, AscendRunError)
@@ -35,16 +39,14 @@ PAGES: Final = (
         name="records",
         title="Records, protocols and functions",
         intro="What hooks take and return, and what a plugin declares. Imported without torch.",
-        names={
-            "ascend_run.plugin_api": [name for name in plugin_api.__all__ if not _is_error(name)]
-        },
+        names={"ascend_run.plugin_api": [name for name in _OFFERED if not _is_error(name)]},
     ),
     Page(
         name="errors",
         title="Errors",
         intro="Raise one of these for what the user can fix: it is printed as one message. Any\n"
         "other exception that leaves a hook is a bug, and keeps its traceback.",
-        names={"ascend_run.plugin_api": [name for name in plugin_api.__all__ if _is_error(name)]},
+        names={"ascend_run.plugin_api": [name for name in _OFFERED if _is_error(name)]},
     ),
     Page(
         name="families",

@@ -15,6 +15,7 @@ from ascend_run.registry.discovery import discover
 from ascend_run.registry.kinds import CHOSEN_WITH, GROUPS, Kind
 from ascend_run.registry.offers import normalised
 
+from .public_names import public_names
 from .seams import template_of
 
 PREFIX: Final = "ascend-run-"
@@ -29,9 +30,9 @@ KIND_OF: Final = {
 _PARTS: Final = ("", "Config", "Task", "Device")
 """Endings of the classes that the templates define."""
 _IN_USE: Final = frozenset(
-    {*plugin_api.__all__, *dir(builtins), *keyword.kwlist, "Any", "Final", "Mapping", "Sequence"}
-    | {"Iterator", "LayerSizes", "LossHistory", "MappingProxyType", "Nesterov", "Optimizer"}
-    | {"TemperedKernel", "Tensor", "TypeVar"}
+    {*public_names(plugin_api), *dir(builtins), *keyword.kwlist}
+    | {"Any", "Final", "Iterator", "LayerSizes", "LossHistory", "Mapping", "MappingProxyType"}
+    | {"Nesterov", "Optimizer", "Sequence", "TemperedKernel", "Tensor", "TypeVar"}
 )
 
 
