@@ -12,7 +12,7 @@ as in Megatron-LM, arXiv:1909.08053, section 3.
 
 from __future__ import annotations
 
-from typing import Any, Final
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -21,16 +21,9 @@ from torch.autograd.function import once_differentiable
 
 from ascend_run.ops.autograd_function import Function
 
+from .vocabulary_shard import ShardLabels, block_rows, chunk_rows, loss_dtypes, softmax_
 from .weight_gradient import plus_product
 from .wide_matmul import Matmul
-
-CHUNK_BYTES: Final = 64 * 2**20
-"""Logits held at a time. Larger chunks accumulate the weight's gradient less often."""
-ROW_BYTES: Final = 2 * 2**20
-"""Logits per softmax call, in float32: what fits in a core's caches."""
-DEVICE_CHUNK_BYTES: Final = 256 * 2**20
-DEVICE_ROW_BYTES: Final = 128 * 2**20
-"""The same on a device, which small kernels leave idle while the host launches the next."""
 
 
 def linear_cross_entropy(
@@ -56,8 +49,8 @@ def linear_cross_entropy(
         matmul: Multiplies two matrices.
         softcap: c of ``c * tanh(logit / c)``, taken of every logit; None for the logits themselves.
         bias_V: Added to each token's logits.
-        chunk_bytes: Logits held at a time, at least those of one token; None is ``CHUNK_BYTES`` or
-            ``DEVICE_CHUNK_BYTES``.
+        chunk_bytes: Logits held at a time, at least those of one token; None is the default of
+            ``chunk_rows``.
 
     Returns:
         Scalar in float32, or float64 for float64 inputs.
@@ -82,23 +75,7 @@ def vocab_cross_entropy(
     return out
 
 
-class _Labels:
-    """The labels of all tokens, relative to this rank's first row of the vocabulary."""
-
-    def __init__(self, labels_T: Tensor, num_rows: int, tp_group: dist.ProcessGroup | None) -> None:
-        self.group = tp_group
-        self.index_T1 = labels_T.unsqueeze(1)
-        self.is_local_T1: Tensor | None = None
-        self.max_rows = num_rows
-        """Maximum over ranks: determines the chunks, which all ranks must process together."""
-        if tp_group is not None:
-            rows = self.index_T1.new_tensor([num_rows])
-            rows_of_ranks = _rows_of_ranks(rows, tp_group)
-            self.max_rows = max(rows_of_ranks)
-            shifted = self.index_T1 - sum(rows_of_ranks[: tp_group.rank()])
-            self.is_local_T1 = (shifted >= 0) & (shifted < num_rows)
-            self.index_T1 = shifted.masked_fill(~self.is_local_T1, 0)
-
+class _Labels(ShardLabels):
     def losses_and_gradient(self, logits_CV: Tensor, rows: slice) -> Tensor:
         """Return the loss of each token [C]; overwrite ``logits_CV`` with softmax minus one-hot
         labels.
@@ -107,31 +84,25 @@ class _Labels:
             logits_CV: In float32 or float64; overwritten.
             rows: Slice of these tokens.
         """
-        if self.is_local_T1 is not None:
-            return self._over_ranks(logits_CV, self.index_T1[rows], self.is_local_T1[rows])
-        index = self.index_T1[rows]
-        target = logits_CV.gather(1, index)
-        # The largest probability is at least 1/V, so its logarithm is accurate.
-        largest = logits_CV.amax(1, keepdim=True)
-        torch.softmax(logits_CV, 1, out=logits_CV)
-        log_total = largest - logits_CV.amax(1, keepdim=True).log()
-        logits_CV.scatter_add_(1, index, torch.full_like(target, -1.0))
+        if self.group is not None:
+            return self._over_ranks(logits_CV, rows)
+        target = self.logits_of(logits_CV, rows)
+        log_total = softmax_(logits_CV)
+        self.subtract_one_hot(logits_CV, rows)
         return (log_total - target).squeeze(1)
 
-    def _over_ranks(self, logits_CV: Tensor, index_C1: Tensor, is_local_C1: Tensor) -> Tensor:
-        one_hot = is_local_C1.to(logits_CV.dtype)
+    def _over_ranks(self, logits_CV: Tensor, rows: slice) -> Tensor:
+        target = self.logits_of(logits_CV, rows)
         if logits_CV.shape[1]:
-            target = logits_CV.gather(1, index_C1) * one_hot
             largest = logits_CV.amax(1, keepdim=True)
         else:  # only padding on this rank: it still takes part in the collectives
-            target, largest = one_hot, torch.full_like(one_hot, -torch.inf)
+            largest = torch.full_like(target, -torch.inf)
         dist.all_reduce(target, group=self.group)
         dist.all_reduce(largest, op=dist.ReduceOp.MAX, group=self.group)
         total = logits_CV.sub_(largest).exp_().sum(1, keepdim=True)
         dist.all_reduce(total, group=self.group)
         logits_CV.div_(total)
-        if logits_CV.shape[1]:
-            logits_CV.scatter_add_(1, index_C1, -is_local_C1.to(logits_CV.dtype))
+        self.subtract_one_hot(logits_CV, rows)
         return (total.log_() + largest - target).squeeze(1)
 
     def sum_and_gradient(self, logits_CV: Tensor, start: int, mask_T: Tensor) -> Tensor:
@@ -146,7 +117,7 @@ class _Labels:
         wide, num_tokens = mask_T.dtype, logits_CV.shape[0]
         size = num_tokens  # one set of collectives per chunk
         if self.group is None:
-            size = _rows(logits_CV, ROW_BYTES, DEVICE_ROW_BYTES, wide, logits_CV.shape[1])
+            size = block_rows(logits_CV, logits_CV.shape[1], wide)
         total = mask_T.new_zeros(())
         for begin in range(0, num_tokens, size):
             part = logits_CV[begin : begin + size]
@@ -156,30 +127,6 @@ class _Labels:
             if logits is not part:
                 part.copy_(logits)
         return total
-
-
-def _rows(
-    like: Tensor, on_processor: int, on_device: int, dtype: torch.dtype, num_columns: int
-) -> int:
-    """Return how many rows of logits in this dtype fit into the bytes, at least one."""
-    num_bytes = on_processor if like.device.type == "cpu" else on_device
-    return max(1, num_bytes // (dtype.itemsize * num_columns))
-
-
-def _dtypes(like: Tensor) -> tuple[torch.dtype, torch.dtype, torch.dtype]:
-    """Return the inputs' dtype, the dtype of sums, and that of gradients until they are scaled.
-
-    Most entries of softmax minus one-hot underflow in fp16, which loss scaling prevents; the scale
-    is only known in backward, so until then they stay in float32.
-    """
-    wide = torch.promote_types(like.dtype, torch.float32)
-    return like.dtype, wide, wide if like.dtype == torch.float16 else like.dtype
-
-
-def _rows_of_ranks(rows: Tensor, group: dist.ProcessGroup) -> list[int]:
-    all_rows = [torch.empty_like(rows) for _ in range(group.size())]
-    dist.all_gather(all_rows, rows, group=group)
-    return [int(r) for r in all_rows]
 
 
 class _LinearCrossEntropy(Function):
@@ -197,12 +144,11 @@ class _LinearCrossEntropy(Function):
         chunk_bytes: int | None,
     ) -> Tensor:
         wants_hidden, wants_weight, wants_bias = ctx.needs_input_grad[:3]
-        dtype, wide, kept = _dtypes(hidden_TH)
+        dtype, wide, kept = loss_dtypes(hidden_TH)
         mask_T = mask_T.to(wide)
         num_tokens, num_rows = hidden_TH.shape[0], weight_VH.shape[0]
         labels = _Labels(labels_T, num_rows, tp_group)
-        limits = chunk_bytes or CHUNK_BYTES, chunk_bytes or DEVICE_CHUNK_BYTES
-        size = _rows(hidden_TH, *limits, dtype, labels.max_rows)
+        size = chunk_rows(hidden_TH, labels.max_rows, chunk_bytes)
         buffer_CV = hidden_TH.new_empty((min(size, num_tokens), num_rows))
         loss = mask_T.new_zeros(())
         factor_VH = weight_VH.to(kept) if wants_hidden else None
@@ -261,7 +207,7 @@ def _scaled(gradient: Tensor, dloss: Tensor, dtype: torch.dtype) -> Tensor:
         is_kept = torch._C._autograd._get_current_graph_task_keep_graph()
         return gradient * dloss if is_kept else gradient.mul_(dloss)
     scaled = torch.empty_like(gradient, dtype=dtype)
-    size = _rows(gradient, ROW_BYTES, DEVICE_ROW_BYTES, gradient.dtype, 1)
+    size = block_rows(gradient, 1, gradient.dtype)
     for part, to in zip(gradient.view(-1).split(size), scaled.view(-1).split(size), strict=True):
         to.copy_(part * dloss)
     return scaled
@@ -276,7 +222,7 @@ class _VocabCrossEntropy(Function):
         mask_T: Tensor,
         tp_group: dist.ProcessGroup | None,
     ) -> Tensor:
-        ctx.dtype, wide, kept = _dtypes(logits_TV)
+        ctx.dtype, wide, kept = loss_dtypes(logits_TV)
         mask_T = mask_T.to(wide)
         labels = _Labels(labels_T, logits_TV.shape[1], tp_group)
         dlogits = logits_TV.to(kept, copy=True, memory_format=torch.contiguous_format)

@@ -115,9 +115,9 @@ BUGS: Final = (
     Bug(
         name="blind-label-taken-off-on-every-rank",
         what="ranks without a token's label subtract its one hot from their first row",
-        target="ascend_run.ops.linear.linear_cross_entropy:_Labels._over_ranks",
-        old="-is_local_C1.to(logits_CV.dtype)",
-        new="torch.full_like(total, -1.0)",
+        target="ascend_run.ops.linear.vocabulary_shard:ShardLabels.subtract_one_hot",
+        old="-self.is_local_T1[rows].to(softmax_CV.dtype)",
+        new="-torch.ones_like(index_C1, dtype=softmax_CV.dtype)",
         layout={"tp": 2, "sp": 1},
         modules="loss|output_layer",
         phases=(BACKWARD,),

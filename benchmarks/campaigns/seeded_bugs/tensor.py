@@ -68,7 +68,7 @@ BUGS: Final = (
     Bug(
         name="vocabulary-off-by-one-rank",
         what="labels are counted from the first row of the rank before",
-        target=f"{_LABELS}.__init__",
+        target="ascend_run.ops.linear.vocabulary_shard:ShardLabels.__init__",
         old="rows_of_ranks[: tp_group.rank()]",
         new="rows_of_ranks[: max(0, tp_group.rank() - 1)]",
         layout={"tp": 2, "sp": 1},

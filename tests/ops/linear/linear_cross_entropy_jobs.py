@@ -8,7 +8,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from ascend_run.ops.linear import linear_cross_entropy as module
+from ascend_run.ops.linear import vocabulary_shard
 from ascend_run.ops.linear.linear_cross_entropy import linear_cross_entropy, vocab_cross_entropy
 from tests.ops.elementwise.elementwise import draw
 
@@ -55,7 +55,7 @@ def vocabulary_parallel(problem: Problem) -> Parts:
     rows = weight.detach().split(problem.split)[dist.get_rank()].clone().requires_grad_()
     group = dist.group.WORLD
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(module, "CHUNK_BYTES", problem.chunk_bytes)
+        patch.setattr(vocabulary_shard, "CHUNK_BYTES", problem.chunk_bytes)
         fused = linear_cross_entropy(hidden, rows, labels, mask, tp_group=group)
         low = linear_cross_entropy(hidden, rows, labels, mask, tp_group=group, softcap=0.8)
     capped = (low.detach(), *torch.autograd.grad(2 * low, [hidden, rows]))

@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.nn import functional as F
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from ascend_run.ops.linear import linear_cross_entropy as module
+from ascend_run.ops.linear import vocabulary_shard
 from ascend_run.ops.linear.linear_cross_entropy import linear_cross_entropy, vocab_cross_entropy
 from ascend_run.testing.pool import GlooPool
 
@@ -54,8 +54,8 @@ def assert_same(got: list[Tensor], want: list[Tensor]) -> None:
 
 @pytest.fixture(params=[2**20, 300], ids=["one-chunk", "many-chunks"])
 def chunk_bytes(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "CHUNK_BYTES", request.param)
-    monkeypatch.setattr(module, "ROW_BYTES", request.param // 2)
+    monkeypatch.setattr(vocabulary_shard, "CHUNK_BYTES", request.param)
+    monkeypatch.setattr(vocabulary_shard, "ROW_BYTES", request.param // 2)
 
 
 @pytest.mark.usefixtures("chunk_bytes")
@@ -271,7 +271,7 @@ def test_no_more_than_a_chunk_of_logits_is_ever_allocated() -> None:
 
     with Watch():
         run(linear_cross_entropy, tensors)
-    assert largest <= module.CHUNK_BYTES < 8192 * 8192 * 2
+    assert largest <= vocabulary_shard.CHUNK_BYTES < 8192 * 8192 * 2
 
 
 @pytest.mark.parametrize("chunk_bytes", [2**20, 200], ids=["one-chunk", "many-chunks"])
