@@ -21,7 +21,7 @@ from ascend_run.plugin_api import contracts as c
 
 from .assembly import Assembly
 from .batch_mask import BatchMask
-from .loss import CrossEntropy
+from .loss import CrossEntropy, Reduction
 from .rotary import RotaryTable, RotaryTables
 from .spec import norm_spec
 
@@ -101,13 +101,14 @@ class GPT(GPTModel):
         labels: Tensor | None = None,
         loss_mask: Tensor | None = None,
         document_ends: tuple[int, ...] | None = None,
+        reduction: Reduction = "sum",
         **kwargs: Any,
     ) -> Tensor:
-        """Token ids [B, S] -> masked loss sum, logits, or hidden state.
+        """Token ids [B, S] -> loss, logits, or hidden state.
 
-        The last stage returns the loss sum (a scalar), or the logits [B, S, V] without labels;
-        other stages return the hidden state [S, B, H]. Stages other than the first read only the
-        length of the tokens and take their hidden state from ``set_input_tensor``.
+        The last stage returns the loss, or the logits [B, S, V] without labels; other stages return
+        the hidden state [S, B, H]. Stages other than the first read only the length of the tokens
+        and take their hidden state from ``set_input_tensor``.
 
         Args:
             attention_mask: [B, S, S] bool over the full sequence, True where a query (second axis)
@@ -116,6 +117,8 @@ class GPT(GPTModel):
             document_ends: Where documents end in every sequence; tokens do not attend to other
                 documents. The caller provides position ids. RoPE positions are not reset, since
                 only differences within a document matter.
+            reduction: ``sum`` is the masked loss sum, a scalar; ``none`` every token's loss [B, S],
+                0 where the mask is 0, and no loss of further tokens.
         """
         embedded = self._embedded(input_ids, position_ids) if self.pre_process else None
         of_layers = {
@@ -136,15 +139,17 @@ class GPT(GPTModel):
         if labels is None:
             return self._logits(hidden).transpose(0, 1).contiguous()
         assert loss_mask is not None
-        loss = self._loss_sum(hidden, labels, loss_mask)
-        if not self.mtp_process or not self.training:
+        loss = self._loss(hidden, labels, loss_mask, reduction)
+        if not self.mtp_process or not self.training or reduction == "none":
             return loss
         fields = {"input_ids": input_ids, "labels": labels, "loss_mask": loss_mask}
         if position_ids is not None:
             fields["position_ids"] = position_ids
         return loss + self._mtp_gradient(hidden, fields, document_ends, of_layers)
 
-    def _loss_sum(self, hidden: Tensor, labels: Tensor, loss_mask: Tensor) -> Tensor:
+    def _loss(
+        self, hidden: Tensor, labels: Tensor, loss_mask: Tensor, reduction: Reduction = "sum"
+    ) -> Tensor:
         if self.fuses_loss:
             bias_V = self.output_layer.bias
             return self.loss.from_hidden(
@@ -153,8 +158,9 @@ class GPT(GPTModel):
                 labels,
                 loss_mask,
                 bias_V=None if bias_V is None else bias_V[: self.valid_rows],
+                reduction=reduction,
             )
-        return self.loss.from_logits(self._logits(hidden), labels, loss_mask)
+        return self.loss.from_logits(self._logits(hidden), labels, loss_mask, reduction=reduction)
 
     def _mtp_gradient(
         self,
@@ -179,7 +185,7 @@ class GPT(GPTModel):
                 embedding=self._embedded,
                 **of_layers,
             )
-            losses.append(self._loss_sum(hidden, batch["labels"], batch["loss_mask"]))
+            losses.append(self._loss(hidden, batch["labels"], batch["loss_mask"]))
             counts.append(batch["loss_mask"].sum())
         read = torch.stack((torch.stack(losses).detach().double(), torch.stack(counts).double()), 1)
         self.mtp_losses = read if self.mtp_losses is None else self.mtp_losses + read

@@ -1,17 +1,25 @@
-"""Cross-entropy as a sum over tokens, vocabulary-parallel, in the input's dtype."""
+"""Cross-entropy, summed over tokens or of each one, vocabulary-parallel, in the input's dtype."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal, TypeAlias
 
 import torch
 from torch import Tensor
 
 from ascend_run.ops.linear.linear_cross_entropy import linear_cross_entropy, vocab_cross_entropy
+from ascend_run.ops.linear.token_log_probabilities import (
+    token_log_probabilities,
+    vocab_log_probabilities,
+)
 from ascend_run.ops.linear.wide_matmul import Matmul
 
 if TYPE_CHECKING:
     from torch import distributed as dist
+
+Reduction: TypeAlias = Literal["sum", "none"]
+"""``sum``: masked losses' sum, a scalar. ``none``: every token's loss [B, S], 0 where the mask is 0
+and not multiplied by it elsewhere."""
 
 
 class CrossEntropy:
@@ -44,28 +52,54 @@ class CrossEntropy:
         loss_mask_BS: Tensor,
         *,
         bias_V: Tensor | None = None,
+        reduction: Reduction = "sum",
     ) -> Tensor:
-        """Return the sum of masked losses, a scalar, without materializing all logits.
+        """Return the loss without materializing all logits; without reduction, those of masked
+        tokens are not computed.
 
         Used if the output layer is a plain matmul.
         """
-        return linear_cross_entropy(
-            hidden_SBH.flatten(0, 1),
+        hidden_TH = hidden_SBH.flatten(0, 1)
+        labels_T, mask_T = labels_BS.t().flatten(), loss_mask_BS.t().flatten()
+        if reduction == "sum":
+            return linear_cross_entropy(
+                hidden_TH,
+                weight_VH,
+                labels_T,
+                mask_T,
+                tp_group=self.tp_group,
+                matmul=self.matmul,
+                softcap=self.softcap,
+                bias_V=bias_V,
+                chunk_bytes=self.chunk_bytes,
+            )
+        rows = mask_T.gt(0).nonzero().squeeze(1)  # a device sync
+        losses = -token_log_probabilities(
+            hidden_TH.index_select(0, rows),
             weight_VH,
-            labels_BS.t().flatten(),
-            loss_mask_BS.t().flatten(),
+            labels_T[rows],
             tp_group=self.tp_group,
             matmul=self.matmul,
             softcap=self.softcap,
             bias_V=bias_V,
             chunk_bytes=self.chunk_bytes,
         )
+        losses_T = losses.new_zeros(labels_T.shape).index_copy(0, rows, losses)
+        return losses_T.view(labels_BS.t().shape).t()
 
-    def from_logits(self, logits_SBV: Tensor, labels_BS: Tensor, loss_mask_BS: Tensor) -> Tensor:
-        """Return the same sum from logits; used if a plugin wraps the output layer."""
-        return vocab_cross_entropy(
-            logits_SBV.flatten(0, 1),
-            labels_BS.t().flatten(),
-            loss_mask_BS.t().flatten(),
-            tp_group=self.tp_group,
-        )
+    def from_logits(
+        self,
+        logits_SBV: Tensor,
+        labels_BS: Tensor,
+        loss_mask_BS: Tensor,
+        *,
+        reduction: Reduction = "sum",
+    ) -> Tensor:
+        """Return the same loss from logits; used if a plugin wraps the output layer."""
+        logits_TV, labels_T = logits_SBV.flatten(0, 1), labels_BS.t().flatten()
+        if reduction == "sum":
+            mask_T = loss_mask_BS.t().flatten()
+            return vocab_cross_entropy(logits_TV, labels_T, mask_T, tp_group=self.tp_group)
+        values_T = vocab_log_probabilities(logits_TV, labels_T, tp_group=self.tp_group)
+        losses_BS = -values_T.view(labels_BS.t().shape).t()
+        return losses_BS.masked_fill(loss_mask_BS <= 0, 0)
