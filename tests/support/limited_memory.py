@@ -32,7 +32,7 @@ class LimitedMemory(TorchDispatchMode):
 
         def wrap(schedule: Any) -> Any:
             def limited(**arguments: Any) -> Any:
-                self.begun.append(self._allocated())
+                self.begun.append(self.allocated())
                 with self:
                     return schedule(**arguments)
 
@@ -48,14 +48,15 @@ class LimitedMemory(TorchDispatchMode):
         for value in tree_leaves(result):
             if isinstance(value, Tensor) and _key(value) not in given:
                 self._living[_key(value)] = weakref.ref(value.untyped_storage())
-        allocated = self._allocated()
+        allocated = self.allocated()
         if allocated > self.limit:
             self.failures += 1
             raise torch.OutOfMemoryError(f"{allocated} bytes are more than {self.limit}")
         self.peak = max(self.peak, allocated)
         return result
 
-    def _allocated(self) -> int:
+    def allocated(self) -> int:
+        """Return the bytes that live now."""
         found = {key: storage() for key, storage in self._living.items()}
         sizes = {key: x.nbytes() for key, x in found.items() if x is not None}
         self._living = {key: self._living[key] for key in sizes}
