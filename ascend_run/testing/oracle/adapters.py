@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from typing import Final
 
 import torch
 from torch import Tensor, nn
@@ -18,6 +19,13 @@ from ascend_run.types.config import RunConfig
 from .attention import SelfAttention
 from .latent import LatentAttention
 from .layers import MLP, Linear
+
+_LATENT_LINEARS: Final = (
+    "linear_q_proj",
+    *("linear_q_down_proj", "linear_q_up_proj"),
+    *("linear_kv_down_proj", "linear_kv_up_proj"),
+)
+"""Projections of multi-latent attention before its heads; a model has some of them."""
 
 
 class Adapter(nn.Module):
@@ -67,7 +75,7 @@ class Adapter(nn.Module):
 
 
 def add_adapters(layers: nn.ModuleList, config: RunConfig) -> None:
-    """Add the adapters of a model's layers, if the run has any; experts and latents have none."""
+    """Add the adapters of a model's layers, if the run has any; experts have none."""
     if "lora" not in config.enable:
         return
     hidden = config.model.hidden_size
@@ -77,6 +85,10 @@ def add_adapters(layers: nn.ModuleList, config: RunConfig) -> None:
             groups, keys = attention.groups, attention.groups * attention.width
             rows = {"linear_q": attention.shared * keys, "linear_k": keys, "linear_v": keys}
             _adapt(attention.linear_qkv, "linear_qkv", config, rows, groups)
+        elif isinstance(attention, LatentAttention):
+            for name in _LATENT_LINEARS:
+                if (linear := getattr(attention, name, None)) is not None:
+                    _adapt(linear, name, config, {name: len(linear.weight)})
         if isinstance(attention, SelfAttention | LatentAttention):
             _adapt(attention.linear_proj, "linear_proj", config, {"linear_proj": hidden})
         if isinstance(mlp, MLP):

@@ -12,7 +12,6 @@ from ascend_run.registry.discovery import discover
 from ascend_run.registry.kinds import Kind
 from ascend_run.testing.oracle.known import PLUGINS, TASKS
 from ascend_run.testing.pool import GlooPool
-from ascend_run.tools.convert.model_config import load_family
 from ascend_run.tools.verify.oracle import what_the_oracle_lacks
 from ascend_run.tools.verify.questions import Question
 from tests.support.chats import CHATML, write_lines, write_tokenizer
@@ -26,17 +25,12 @@ _VOCABULARY: Final = 512
 """Of the tokenizer of the conversations, and more."""
 
 
-def adapters_of(family: str) -> tuple[tuple[str, ...], ...]:
-    """Return the adapters that a family may have; latents have none."""
-    is_latent = load_family(family).defaults.get("model.multi_latent_attention")
-    return ((),) if is_latent else ((), ("lora",))
-
-
+ADAPTERS: Final[tuple[tuple[str, ...], ...]] = ((), ("lora",))
 RUNS: Final = [
     (family, task, adapters)
     for family in FAMILIES
     for task in sorted(TASKS)
-    for adapters in adapters_of(family)
+    for adapters in ADAPTERS
 ]
 
 
@@ -67,7 +61,7 @@ def question_of(family: str, task: str, adapters: tuple[str, ...], folder: Path)
 @pytest.mark.needs_plugins("lora")
 @pytest.mark.parametrize("family", FAMILIES)
 def test_every_family_is_known_with_every_adapter(family: str) -> None:
-    for adapters in adapters_of(family):
+    for adapters in ADAPTERS:
         assert what_the_oracle_lacks(tiny_run(family, adapters)) == ()
 
 

@@ -16,7 +16,7 @@ from ascend_run.plugin_api import (
     Storage,
 )
 
-from .targets import LINEARS, wanted_parts
+from .targets import LINEARS, model_linears, wanted_parts
 
 if TYPE_CHECKING:
     from ascend_run.plugin_api import Layout, PipelineStage, RunConfig
@@ -26,13 +26,22 @@ if TYPE_CHECKING:
 _SPLIT_COLUMNS = ("linear_proj", "linear_fc2")
 """Row-parallel linears, whose inputs are sharded over tensor-parallel ranks; of the others, the
 outputs are."""
-_INPUTS = {
-    "self_attention.linear_qkv": "self_attention.input",
-    "self_attention.linear_proj": "self_attention.attended",
-    "mlp.linear_fc1": "mlp.input",
-    "mlp.linear_fc2": "mlp.product",
+_READERS = {
+    "self_attention.input": (
+        "self_attention.linear_qkv",
+        "self_attention.linear_q_proj",
+        "self_attention.linear_q_down_proj",
+        "self_attention.linear_kv_down_proj",
+    ),
+    "self_attention.normed_latents": (
+        "self_attention.linear_q_up_proj",
+        "self_attention.linear_kv_up_proj",
+    ),
+    "self_attention.attended": ("self_attention.linear_proj",),
+    "mlp.input": ("mlp.linear_fc1",),
+    "mlp.product": ("mlp.linear_fc2",),
 }
-"""Linear -> the activation saved for the gradient of its weight."""
+"""Activation -> the linears for the gradients of whose weights it is saved."""
 _NEVER_READ = (
     *("router.input", "experts.input", "experts.weighted"),
     *("shared_experts.input", "shared_experts.product"),
@@ -55,11 +64,9 @@ def adapter_cost(
     narrow = rank.tokens * options.rank * rank.item_bytes
     parts = [p for p in parameters if p.name.endswith("lora_A") and p.layer == rank.layers[0]]
     width = sum(_parts_of(p.name, config, options, p.part) for p in parts)
-    unread = tuple(
-        tensor
-        for linear, tensor in _INPUTS.items()
-        if not wanted_parts(options.target_modules, linear, config)
-    )
+    present = model_linears(config)
+    adapted = {name for name in present if wanted_parts(options.target_modules, name, config)}
+    unread = tuple(name for name, linears in _READERS.items() if adapted.isdisjoint(linears))
     return CostChange(
         frozen=("*",),
         parameters=parameters,
@@ -145,7 +152,7 @@ def _parameters(
         parts = wanted_parts(options.target_modules, weight.key, config)
         if not parts:
             continue
-        columns = _columns(rank, weight)
+        columns = _columns(config, rank, weight)
         shares = _rows(config, layout, rank, weight.numel // columns)
         rows = sum(shares.get(part, weight.numel // columns) for part in parts)
         # The one that is replicated over tensor-parallel ranks.
@@ -163,10 +170,17 @@ def _parameters(
             )
 
 
-def _columns(rank: PipelineStage, weight: ParameterCost) -> int:
-    """Return the inputs of a linear on this rank: the hidden size if its output is sharded."""
+def _columns(config: RunConfig, rank: PipelineStage, weight: ParameterCost) -> int:
+    """Return the inputs of a linear on this rank: if its output is sharded, the width of a latent
+    or the hidden size."""
     hidden = next(p.numel for p in rank.parameters if p.key == "input_norm.weight")
-    return weight.numel // hidden if weight.name in _SPLIT_COLUMNS else hidden
+    latents = {
+        "linear_q_up_proj": config.model.q_lora_rank,
+        "linear_kv_up_proj": config.model.kv_lora_rank,
+    }
+    if weight.name in _SPLIT_COLUMNS:
+        return weight.numel // hidden
+    return int(latents.get(weight.name, hidden))
 
 
 def _rows(config: RunConfig, layout: Layout, rank: PipelineStage, rows: int) -> Mapping[str, int]:

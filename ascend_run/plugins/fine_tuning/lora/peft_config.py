@@ -13,7 +13,7 @@ import attrs
 from ascend_run.ops.linear.peft_settings import changed_settings
 from ascend_run.plugin_api import CheckpointError
 
-from .targets import PEFT_NAMES
+from .targets import PEFT_NAMES, peft_targets
 
 if TYPE_CHECKING:
     from ascend_run.plugin_api import RunConfig
@@ -140,7 +140,6 @@ def _tensor_problems(
 
 def peft_config(config: RunConfig, options: LoraOptions, parts: Sequence[str]) -> dict[str, object]:
     """Return the content of ``adapter_config.json``."""
-    names = PEFT_NAMES[config.model.family]
     alpha = options.alpha
     return {
         "base_model_name_or_path": config.model.hf_path,
@@ -153,7 +152,7 @@ def peft_config(config: RunConfig, options: LoraOptions, parts: Sequence[str]) -
         "modules_to_save": None,
         "peft_type": "LORA",
         "r": options.rank,
-        "target_modules": sorted(names[part].rpartition(".")[2] for part in parts),
+        "target_modules": peft_targets(parts, config),
         "task_type": "CAUSAL_LM",
         "use_dora": False,
         "use_rslora": options.rslora,

@@ -10,7 +10,15 @@ from ascend_run.plugin_api import CheckpointError
 from ascend_run.text.file_collisions import NamedPath, file_collisions
 
 from .peft_config import TENSOR_FILE, config_problems, export_folder, read_adapter
-from .targets import ALL, FEED_FORWARD, PEFT_NAMES, adapted, known_targets, only_experts
+from .targets import (
+    ALL,
+    FEED_FORWARD,
+    PEFT_NAMES,
+    adapted,
+    known_targets,
+    model_linears,
+    only_experts,
+)
 
 if TYPE_CHECKING:
     from ascend_run.plugin_api import RunConfig
@@ -20,13 +28,6 @@ if TYPE_CHECKING:
 
 def problems(config: RunConfig, options: LoraOptions) -> list[str]:
     """Return one sentence for each conflict."""
-    if config.model.multi_latent_attention:
-        return [
-            (
-                "lora: the linears of model.multi_latent_attention=true take no adapters; leave "
-                "lora out, or choose a model without it"
-            )
-        ]
     found = [*_target_problems(config, options)]
     if not found:
         found += _peft_problems(config, options)
@@ -45,10 +46,15 @@ def _target_problems(config: RunConfig, options: LoraOptions) -> Iterator[str]:
                 f"plugins.lora.target_modules names {name!r}, but every layer has experts "
                 f"(model.num_moe_experts={config.model.num_moe_experts}, model.moe_layer_freq="
                 f"{_listed(config.model.moe_layer_freq)}), which stand in one tensor and "
-                "take no adapter; name linear_qkv and linear_proj, or all-linear"
+                f"take no adapter; name some of {_attention(config)}, or {ALL}"
             )
     if not options.target_modules:
         yield f"plugins.lora.target_modules is empty; name {ALL}, or some of {', '.join(known)}"
+
+
+def _attention(config: RunConfig) -> str:
+    found = [name.rpartition(".") for name in model_linears(config)]
+    return ", ".join(name for block, _, name in found if block == "self_attention")
 
 
 def _listed(frequency: int | Sequence[int]) -> int | list[int]:

@@ -18,25 +18,61 @@ ALL: Final = "all-linear"
 
 LINEARS: Final[Mapping[str, tuple[str, ...]]] = {
     "self_attention.linear_qkv": ("linear_q", "linear_k", "linear_v"),
+    "self_attention.linear_q_proj": ("linear_q_proj",),
+    "self_attention.linear_q_down_proj": ("linear_q_down_proj",),
+    "self_attention.linear_q_up_proj": ("linear_q_up_proj",),
+    "self_attention.linear_kv_down_proj": ("linear_kv_down_proj",),
+    "self_attention.linear_kv_up_proj": ("linear_kv_up_proj",),
     "self_attention.linear_proj": ("linear_proj",),
     "mlp.linear_fc1": ("linear_fc1_gate", "linear_fc1_up"),
     "mlp.linear_fc2": ("linear_fc2",),
 }
-"""Linear in a layer -> its parts, in Megatron's order. An fc1 without a gate is one part."""
+"""Linear in a layer -> its parts, in Megatron's order. An fc1 without a gate is one part; no model
+has both ``linear_qkv`` and the projections of latents."""
 
 FEED_FORWARD: Final = ("linear_fc1", "linear_fc1_gate", "linear_fc1_up", "linear_fc2")
 
-_LLAMA: Final[Mapping[str, str]] = {
-    "linear_q": "self_attn.q_proj",
-    "linear_k": "self_attn.k_proj",
-    "linear_v": "self_attn.v_proj",
+_AFTER_HEADS: Final[Mapping[str, str]] = {
     "linear_proj": "self_attn.o_proj",
     "linear_fc1_gate": "mlp.gate_proj",
     "linear_fc1_up": "mlp.up_proj",
     "linear_fc2": "mlp.down_proj",
 }
-PEFT_NAMES: Final[Mapping[str, Mapping[str, str]]] = {"llama": _LLAMA, "mixtral": _LLAMA}
+_LLAMA: Final[Mapping[str, str]] = {
+    "linear_q": "self_attn.q_proj",
+    "linear_k": "self_attn.k_proj",
+    "linear_v": "self_attn.v_proj",
+    **_AFTER_HEADS,
+}
+_LATENT: Final[Mapping[str, str]] = {
+    "linear_q_proj": "self_attn.q_proj",
+    "linear_q_down_proj": "self_attn.q_a_proj",
+    "linear_q_up_proj": "self_attn.q_b_proj",
+    "linear_kv_down_proj": "self_attn.kv_a_proj_with_mqa",
+    "linear_kv_up_proj": "self_attn.kv_b_proj",
+    **_AFTER_HEADS,
+}
+PEFT_NAMES: Final[Mapping[str, Mapping[str, str]]] = {
+    "llama": _LLAMA,
+    "mixtral": _LLAMA,
+    "deepseek_v2": _LATENT,
+    "deepseek_v3": _LATENT,
+    "minicpm3": _LATENT,
+}
 """Model family -> part -> module in a layer of Hugging Face's model."""
+
+
+def model_linears(config: RunConfig) -> list[str]:
+    """Return the keys of ``LINEARS`` that layers of this model have."""
+    model = config.model
+    queries = ["linear_q_down_proj", "linear_q_up_proj"]
+    if not model.q_lora_rank:
+        queries = ["linear_q_proj"]
+    attention = ["linear_qkv"]
+    if model.multi_latent_attention:
+        attention = [*queries, "linear_kv_down_proj", "linear_kv_up_proj"]
+    present = {f"self_attention.{name}" for name in (*attention, "linear_proj")}
+    return [name for name in LINEARS if name in present or name.startswith("mlp.")]
 
 
 def linear_parts(name: str, config: RunConfig) -> tuple[str, ...]:
@@ -59,7 +95,7 @@ def wanted_parts(targets: Sequence[str], name: str, config: RunConfig) -> tuple[
 def known_targets(config: RunConfig) -> list[str]:
     """Return every name that ``target_modules`` accepts."""
     names = [ALL]
-    for linear in LINEARS:
+    for linear in model_linears(config):
         names += [linear.rpartition(".")[2], *linear_parts(linear, config)]
     return list(dict.fromkeys(names))
 
@@ -69,11 +105,23 @@ def peft_module(part: str, layer_index: int, family: str) -> str:
     return f"model.layers.{layer_index}.{PEFT_NAMES[family][part]}"
 
 
+def peft_targets(parts: Sequence[str], config: RunConfig) -> list[str]:
+    """Return PEFT's ``target_modules``, which are ends of names.
+
+    Shared experts have linears with the last names of those of a dense MLP.
+    """
+    names = [PEFT_NAMES[config.model.family][part] for part in parts]
+    shared = config.model.moe_shared_expert_intermediate_size
+    return sorted(
+        name if shared and name.startswith("mlp.") else name.rpartition(".")[2] for name in names
+    )
+
+
 def adapted(targets: Sequence[str], config: RunConfig) -> list[str]:
     """Return the adapted parts that exist in at least one layer of the model."""
     return [
         part
-        for linear in LINEARS
+        for linear in model_linears(config)
         if not (linear.startswith("mlp.") and only_experts(config))
         for part in wanted_parts(targets, linear, config)
     ]

@@ -57,6 +57,11 @@ def hf_names(gradients: dict[str, Tensor], rank: int) -> dict[str, Tensor]:
     parts = {
         "self_attention.linear_qkv": {"linear_q": "q_proj", "linear_k": "k_proj",
                                       "linear_v": "v_proj"},
+        "self_attention.linear_q_proj": {"linear_q_proj": "q_proj"},
+        "self_attention.linear_q_down_proj": {"linear_q_down_proj": "q_a_proj"},
+        "self_attention.linear_q_up_proj": {"linear_q_up_proj": "q_b_proj"},
+        "self_attention.linear_kv_down_proj": {"linear_kv_down_proj": "kv_a_proj_with_mqa"},
+        "self_attention.linear_kv_up_proj": {"linear_kv_up_proj": "kv_b_proj"},
         "self_attention.linear_proj": {"linear_proj": "o_proj"},
         "mlp.linear_fc1": {"linear_fc1_gate": "gate_proj", "linear_fc1_up": "up_proj"},
         "mlp.linear_fc2": {"linear_fc2": "down_proj"},
@@ -77,7 +82,7 @@ def hf_names(gradients: dict[str, Tensor], rank: int) -> dict[str, Tensor]:
 
 
 def base_values(base: str, adapter: str | None = None, **changes: Any) -> dict[str, Any]:
-    """Return config values of a run that adapts a tiny Llama."""
+    """Return config values of a run that adapts a tiny Llama, or the ``model__family`` named."""
     from .peft_models import ALPHA, RANK
 
     return {

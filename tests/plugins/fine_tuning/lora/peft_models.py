@@ -1,4 +1,4 @@
-"""Adapters saved by PEFT for a tiny Llama saved by transformers."""
+"""Adapters saved by PEFT for a tiny model saved by transformers."""
 
 from __future__ import annotations
 
@@ -8,11 +8,51 @@ from typing import Any, Final
 
 import torch
 from torch import nn
-from transformers import LlamaForCausalLM
+from transformers import AutoConfig, AutoModelForCausalLM
 
 RANK, ALPHA = 4, 6
 
 EVERY: Final = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
+
+
+LATENT: Final = ("q_a_proj", "q_b_proj", "kv_a_proj_with_mqa", "kv_b_proj", "o_proj")
+"""Of latent attention. PEFT takes the MLPs of a DeepSeek for experts, whatever their names."""
+EXPERTS: Final = {
+    "moe_intermediate_size": 20,
+    "first_k_dense_replace": 1,
+    "n_routed_experts": 4,
+    "num_experts_per_tok": 2,
+    "n_shared_experts": 2,
+    "n_group": 1,
+    "topk_group": 1,
+}
+
+
+def write_latent(folder: Path, family: str, **changes: Any) -> str:
+    """Write a random model with latent attention as a Hugging Face folder: a MiniCPM3, or a
+    DeepSeek with a dense layer and one with experts."""
+    torch.manual_seed(0)
+    config = AutoConfig.for_model(
+        family,
+        **{
+            "vocab_size": 61,
+            "hidden_size": 32,
+            "intermediate_size": 48,
+            "num_hidden_layers": 2,
+            "num_attention_heads": 4,
+            "num_key_value_heads": 4,
+            "max_position_embeddings": 128,
+            "initializer_range": 0.1,
+            "q_lora_rank": 12,
+            "kv_lora_rank": 16,
+            "qk_nope_head_dim": 10,
+            "qk_rope_head_dim": 8,
+            **({} if family == "minicpm3" else {"v_head_dim": 12, **EXPERTS}),
+            **changes,
+        },
+    )
+    AutoModelForCausalLM.from_config(config).save_pretrained(folder)
+    return str(folder)
 
 
 def peft_model(base: str | Path, *, targets: Any = EVERY, seed: int = 3, **options: Any) -> Any:
@@ -22,7 +62,7 @@ def peft_model(base: str | Path, *, targets: Any = EVERY, seed: int = 3, **optio
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         model = get_peft_model(
-            LlamaForCausalLM.from_pretrained(base),
+            AutoModelForCausalLM.from_pretrained(base),
             LoraConfig(
                 **{
                     "r": RANK,
@@ -64,5 +104,5 @@ def read_peft(base: str | Path, folder: str | Path) -> Any:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         return PeftModel.from_pretrained(
-            LlamaForCausalLM.from_pretrained(base), folder, is_trainable=True
+            AutoModelForCausalLM.from_pretrained(base), folder, is_trainable=True
         )

@@ -12,6 +12,7 @@ from ascend_run.testing.pool import GlooPool
 from ascend_run.testing.runtime import Trial
 from tests.support.communication import differences
 from tests.support.costs import planned
+from tests.support.latent_models import MODEL as LATENT
 from tests.tools.plan.cost_model.cost_jobs import count_flops
 
 
@@ -33,6 +34,23 @@ def test_only_adapters_are_trained(targets: list[str], width: int) -> None:
     assert cost.memory.optimizer < plain.memory.optimizer / 2
 
 
+@pytest.mark.parametrize(
+    ("targets", "width"),
+    [
+        (["linear_q_down_proj", "linear_q_up_proj"], (32 + 12) + (12 + 8 * 10)),
+        (["linear_kv_down_proj", "linear_kv_up_proj"], (32 + 14) + (10 + 8 * 13)),
+        (["linear_proj"], 8 * 7 + 32),
+    ],
+)
+def test_adapters_of_latents_have_their_widths(targets: list[str], width: int) -> None:
+    """Eight heads of 6 + 4 and values of 7, latents of 12 and 10."""
+    _, (plain,) = planned(LATENT)
+    config = {**LATENT, "plugins.lora.target_modules": targets, "plugins.lora.rank": 4}
+    _, (cost,) = planned(config, ("lora",))
+    assert cost.trained_parameters == 2 * 4 * width
+    assert cost.parameters == plain.parameters + cost.trained_parameters
+
+
 @pytest.mark.exhaustive(by=lambda sequence_parallel: [sequence_parallel])
 @pytest.mark.parametrize(
     ("ranks", "sequence_parallel"), [(2, True), (2, False), (4, True)], ids=str
@@ -51,6 +69,22 @@ def test_adapters_send_what_was_expected(
     assert differences(gloo_pool, config, ("lora",)) == []
 
 
+@pytest.mark.exhaustive(by=lambda: ())
+@pytest.mark.parametrize("targets", [["all-linear"], ["linear_q_up_proj", "linear_kv_down_proj"]])
+def test_adapters_of_latents_send_what_was_expected(
+    gloo_pool: GlooPool, targets: list[str]
+) -> None:
+    config = {
+        **LATENT,
+        "data.seq_length": 64,
+        "model.num_moe_experts": 16,
+        "parallel.tensor_model_parallel_size": 2,
+        "parallel.sequence_parallel": True,
+        "plugins.lora.target_modules": targets,
+    }
+    assert differences(gloo_pool, config, ("lora",)) == []
+
+
 _NARROW = {"plugins.lora.rank": 2}
 _AGAIN = {
     "model.recompute_granularity": "full",
@@ -65,8 +99,9 @@ _AGAIN = {
         (DENSE, _NARROW),
         ({**DENSE, **_AGAIN}, {**_NARROW, "plugins.lora.target_modules": ["linear_q"]}),
         ({**MOE, "model.share_embeddings_and_output_weights": True}, _NARROW),
+        (LATENT, {**_NARROW, "plugins.lora.target_modules": ["linear_q_up_proj"]}),
     ],
-    ids=["every-linear", "queries-computed-again", "beside-experts"],
+    ids=["every-linear", "queries-computed-again", "beside-experts", "latents"],
 )
 def test_frozen_weights_take_no_product_for_their_gradient(
     gloo_pool: GlooPool, config: Mapping[str, Any], options: Mapping[str, Any]

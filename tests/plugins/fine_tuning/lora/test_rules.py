@@ -12,6 +12,7 @@ import pytest
 from ascend_run.core.hooks import Hooks
 from ascend_run.plugin_api import Layout, RunConfig
 from ascend_run.plugins.fine_tuning.lora import Lora, LoraOptions
+from ascend_run.plugins.fine_tuning.lora.peft_config import peft_config
 from ascend_run.types.config import RunSection
 from tests.support.tiny_configs import model_fields, parallel_fields
 
@@ -72,10 +73,27 @@ def test_unknown_targets_are_named_with_the_known_ones() -> None:
     assert "names 'linear_fc1_gate'" in ungated[0]
 
 
+LATENT = {"family": "deepseek_v2", "multi_latent_attention": True, "q_lora_rank": 12}
+
+
+def test_targets_are_linears_of_the_models_attention() -> None:
+    for name in ("linear_q_down_proj", "linear_q_up_proj", "linear_kv_down_proj"):
+        assert problems({"target_modules": (name,)}, **LATENT) == []
+        (told,) = problems({"target_modules": (name,)})
+        assert f"names '{name}'; expected some of all-linear, linear_qkv, linear_q," in told
+    (told,) = problems({"target_modules": ("linear_qkv",)}, **LATENT)
+    assert "expected some of all-linear, linear_q_down_proj, linear_q_up_proj, linear_kv_d" in told
+    plain = {**LATENT, "q_lora_rank": None}
+    assert problems({"target_modules": ("linear_q_proj", "linear_kv_up_proj")}, **plain) == []
+    (told,) = problems({"target_modules": ("linear_q_up_proj",)}, **plain)
+    assert "expected some of all-linear, linear_q_proj, linear_kv_down_proj," in told
+
+
 def test_experts_take_no_adapter() -> None:
     told = problems({"target_modules": ("linear_fc1", "linear_qkv")}, num_moe_experts=4)
     assert len(told) == 1
     assert "every layer has experts (model.num_moe_experts=4, model.moe_layer_freq=1)" in told[0]
+    assert "name some of linear_qkv, linear_proj, or all-linear" in told[0]
 
 
 @pytest.mark.parametrize(
@@ -96,7 +114,8 @@ def test_a_pattern_of_expert_layers_alone_is_refused(
 
 
 def test_a_family_that_peft_names_are_not_known_of_is_not_exported() -> None:
-    assert "known for llama, mixtral, not for gpt2" in problems({"export": True}, family="gpt2")[0]
+    (told,) = problems({"export": True}, family="gpt2")
+    assert "known for llama, mixtral, deepseek_v2, deepseek_v3, minicpm3, not for gpt2" in told
     assert problems({}, family="gpt2") == []
     told = problems({"load": "x"}, family="gpt2")
     assert "not for gpt2" in told[0]
@@ -122,6 +141,16 @@ def test_an_adapter_of_another_kind_is_refused(
 ) -> None:
     (told,) = problems({"load": write_header(tmp_path, **config)})
     assert expected in told
+
+
+@pytest.mark.parametrize(("shared", "gate"), [(None, "gate_proj"), (40, "mlp.gate_proj")])
+def test_exported_targets_leave_out_shared_experts(shared: int | None, gate: str) -> None:
+    fields = {**LATENT, "moe_shared_expert_intermediate_size": shared}
+    config = RunConfig(
+        run=RunSection(output_dir="runs/x"), model=model_fields(fields), parallel=parallel_fields()
+    )
+    written = peft_config(config, LoraOptions(), ["linear_kv_up_proj", "linear_fc1_gate"])
+    assert written["target_modules"] == sorted(["kv_b_proj", gate])
 
 
 def test_settings_that_are_null_change_nothing(tmp_path: Path) -> None:
