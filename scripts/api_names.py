@@ -71,6 +71,12 @@ PAGES: Final = (
         },
     ),
     Page(
+        name="tasks",
+        title="Data of a task",
+        intro="Token files as the samples of a task that predicts tokens.",
+        names={"ascend_run.plugins.tasks.pretrain.token_files": ["token_datasets"]},
+    ),
+    Page(
         name="platforms",
         title="A platform on the CPU",
         intro="Bases for a platform whose ranks run on the host, or are emulated there.",

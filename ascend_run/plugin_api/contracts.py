@@ -44,8 +44,6 @@ from ascend_run.types.data import NoCache as NoCache
 from ascend_run.types.data import SampleBlend as SampleBlend
 from ascend_run.types.data import Samples as Samples
 from ascend_run.types.data import Task as Task
-from ascend_run.types.data import TokenBlend as TokenBlend
-from ascend_run.types.data import TokenDocuments as TokenDocuments
 from ascend_run.types.device import CommOptions as CommOptions
 from ascend_run.types.device import Device as Device
 from ascend_run.types.device import HostCopier as HostCopier

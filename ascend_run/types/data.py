@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeAlias
 import attrs
 
 if TYPE_CHECKING:
-    import numpy as np
     from numpy.typing import NDArray
     from torch import Tensor, nn
 
@@ -62,9 +61,9 @@ class Task(Protocol):
         """Return the data to train and evaluate on.
 
         Returns:
-            For each of the two a ``TokenBlend``, which core builds; a map-style dataset with at
-            least that many items, each a mapping from the names of ``batch_fields`` to tensors
-            without the batch axis; or a ``SampleBlend`` of several such datasets.
+            For each of the two a map-style dataset with at least that many items, each a mapping
+            from the names of ``batch_fields`` to tensors without the batch axis; or a
+            ``SampleBlend`` of several such datasets.
         """
         ...
 
@@ -75,35 +74,6 @@ class Task(Protocol):
             The hidden states; on the last pipeline stage, the loss.
         """
         ...
-
-
-class TokenDocuments(Protocol):
-    """Documents of token ids: the part of Megatron's ``IndexedDataset`` that samples need."""
-
-    @property
-    def sequence_lengths(self) -> NDArray[np.int32]:
-        """[documents]. Unit: tokens."""
-        ...
-
-    def get(self, index: int, offset: int = 0, length: int | None = None) -> NDArray[Any]:
-        """Return a part of a document, by default from ``offset`` to its end. Unit: tokens."""
-        ...
-
-
-@attrs.frozen(kw_only=True)
-class TokenBlend:
-    """Token files, each concatenated to one stream and split into sequences of
-    ``data.seq_length``.
-
-    An item has ``tokens``, ``labels`` (the token after each), ``position_ids`` (int64) and
-    ``loss_mask`` (float32), all [sequence].
-    """
-
-    prefixes: tuple[str, ...]  #: Paths without ``.bin`` and ``.idx``.
-    weights: tuple[float, ...] = ()
-    """Share of the samples drawn from each; empty means in proportion to their tokens."""
-    documents: Mapping[str, TokenDocuments] = attrs.field(factory=dict)
-    """The documents of those prefixes that have no token files."""
 
 
 class Samples(Protocol):
@@ -125,8 +95,8 @@ class SampleBlend:
 class Datasets(NamedTuple):
     """The data of a task."""
 
-    train: TokenBlend | SampleBlend | Samples | None  #: None only for a run without steps.
-    validation: TokenBlend | SampleBlend | Samples | None  #: None: no evaluation.
+    train: SampleBlend | Samples | None  #: None only for a run without steps.
+    validation: SampleBlend | Samples | None  #: None: no evaluation.
 
 
 Arrays: TypeAlias = "Mapping[str, NDArray[Any]]"

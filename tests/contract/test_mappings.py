@@ -121,7 +121,6 @@ READ: Final[dict[str, dict[str, set[str]]]] = {
     },
     "named tensors of a batch, a sample index or a state": {
         "core/checkpoint/entries.py": {"saved", "state"},
-        "core/data/epochs.py": {"arrays", "sample"},
         "core/data/samples.py": {"self._arrays"},
         "core/model/gpt.py": {"batch"},
         "tools/report/blend.py": {"order"},

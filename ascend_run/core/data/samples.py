@@ -1,13 +1,11 @@
-"""Open a run's datasets, blend them by weight and cache their indices."""
+"""Blend a run's datasets by weight."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple, Protocol, cast
+from typing import Any, NamedTuple, cast
 
 import numpy as np
-import structlog
-from megatron.core.datasets.indexed_dataset import IndexedDataset
 from torch import Tensor
 
 from ascend_run.plugin_api import (
@@ -18,21 +16,10 @@ from ascend_run.plugin_api import (
     PlatformError,
     RunConfig,
     SampleBlend,
-    TokenBlend,
-    TokenDocuments,
+    Samples,
 )
-from ascend_run.text.end_of_document import end_of_document
-from ascend_run.text.indexed import need_token_files
-from ascend_run.types.data import Samples
 
-from .epochs import EpochSettings, TokenStream
 from .index_cache import IndexCache
-
-
-class Stream(Protocol):
-    """An unbounded, indexable source of samples (named tensors)."""
-
-    def __getitem__(self, index: int, /) -> Mapping[str, Tensor]: ...
 
 
 class BuiltDatasets(NamedTuple):
@@ -53,7 +40,6 @@ def build_datasets(
 
     Raises:
         HookError: The task returned no training dataset, and the run has steps.
-        DataError: A dataset has too few tokens for one sample.
         StorageError: ``data.cache_dir`` cannot be written.
     """
     if datasets.train is None and train_samples:
@@ -63,9 +49,7 @@ def build_datasets(
         )
     cache = IndexCache.of_run(config)
 
-    def build(wanted: TokenBlend | SampleBlend | Samples | None, samples: int) -> Samples | None:
-        if isinstance(wanted, TokenBlend):
-            return build_blend(config, wanted, samples, cache)
+    def build(wanted: SampleBlend | Samples | None, samples: int) -> Samples | None:
         if isinstance(wanted, SampleBlend):
             return BlendedSamples(wanted.datasets, wanted.weights, samples, cache)
         return wanted
@@ -73,33 +57,6 @@ def build_datasets(
     return BuiltDatasets(
         build(datasets.train, train_samples), build(datasets.validation, valid_samples)
     )
-
-
-def build_blend(config: RunConfig, blend: TokenBlend, samples: int, cache: ArrayCache) -> Samples:
-    """Build the first ``samples`` samples of one or several datasets.
-
-    Raises:
-        DataError: A dataset has no token files and the task has no documents of it.
-    """
-    settings = EpochSettings(
-        seq_length=config.data.seq_length,
-        seed=config.run.seed,
-        eod_mask_loss=config.data.eod_mask_loss,
-        eod=end_of_document(config, blend.prefixes) if config.data.eod_mask_loss else None,
-        vocab_size=config.model.vocab_size,
-    )
-    sources = [
-        TokenStream(prefix, _documents(prefix, blend), settings, cache) for prefix in blend.prefixes
-    ]
-    weights = blend.weights or [float(source.tokens) for source in sources]
-    return BlendedSamples(sources, weights, samples, cache)
-
-
-def _documents(prefix: str, blend: TokenBlend) -> TokenDocuments:
-    if prefix in blend.documents:
-        return blend.documents[prefix]
-    need_token_files(prefix)
-    return cast("TokenDocuments", IndexedDataset(prefix, multimodal=False, mmap=True))
 
 
 class BlendedSamples:
@@ -112,7 +69,7 @@ class BlendedSamples:
 
     def __init__(
         self,
-        sources: Sequence[Stream],
+        sources: Sequence[Samples],
         weights: Sequence[float],
         samples: int,
         cache: ArrayCache,
@@ -124,13 +81,6 @@ class BlendedSamples:
         if len(sources) > 1:
             description = {"kind": "blend", "shares": shares, "samples": samples}
             self._arrays = cache.arrays(description, lambda: interleave(shares, samples))
-
-    def log_sources(self) -> None:
-        """Log the size of an epoch of each token file."""
-        for source in self._sources:
-            if isinstance(source, TokenStream):
-                size = {"samples": source.samples_per_epoch, "tokens": source.tokens}
-                structlog.get_logger().info("data.stream", files=[source.prefix], **size)
 
     def __len__(self) -> int:
         return self._samples

@@ -8,7 +8,7 @@ from functools import partial
 import attrs
 
 from ascend_run.core.data.batches import BatchPlan, require_samples
-from ascend_run.core.data.samples import BlendedSamples, build_datasets
+from ascend_run.core.data.samples import build_datasets
 from ascend_run.core.fingerprint.reading import RowHashes
 from ascend_run.core.hooks import Hooks
 from ascend_run.plugin_api import contracts as c
@@ -52,8 +52,6 @@ def open_batches(
         validation = partial(read, datasets.validation, 0, "validation")
     if datasets.train is None:
         return RunBatches(iter(()), validation)
-    if isinstance(datasets.train, BlendedSamples):
-        datasets.train.log_sources()
     first = context.consumed_samples
     require_samples(datasets.train, plan, first, steps_left, "the training dataset")
     return RunBatches(read(datasets.train, first, "training", rows.watch), validation)

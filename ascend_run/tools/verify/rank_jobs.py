@@ -169,10 +169,13 @@ def _kit_samples(dry_run: DryRun, count: int) -> Samples:
 
 def _task_samples(dry_run: DryRun, count: int) -> Samples | None:
     from ascend_run.core.data.samples import build_datasets
+    from ascend_run.core.log.setup import configure_logging
 
     context = dry_run.context
-    datasets = dry_run.task.datasets(context, count, 0)
-    return build_datasets(context.config, datasets, count, 0).train
+    # What a run says of its data is no output of verify.
+    with configure_logging(None, context.layout.rank, level="warning"):
+        datasets = dry_run.task.datasets(context, count, 0)
+        return build_datasets(context.config, datasets, count, 0).train
 
 
 @contextmanager

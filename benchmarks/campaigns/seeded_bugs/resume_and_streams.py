@@ -52,7 +52,7 @@ _RESUMED: Final = (
     Bug(
         name="resume-epochs-from-the-first",
         what="epochs are shuffled by their number in this process",
-        target="ascend_run.core.data.epochs:TokenStream._epoch",
+        target="ascend_run.plugins.tasks.pretrain.epochs:TokenStream._epoch",
         old="settings,\n            number,",
         new="settings,\n            len(self._epochs),",
         resume=True,

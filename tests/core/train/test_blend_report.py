@@ -8,8 +8,10 @@ from pathlib import Path
 import pytest
 from megatron.core.datasets.indexed_dataset import IndexedDataset
 
+from ascend_run.core.data.index_cache import IndexCache
 from ascend_run.core.data.samples import build_datasets
-from ascend_run.plugin_api import Datasets, TokenBlend
+from ascend_run.plugin_api import Layout, RunContext
+from ascend_run.plugins.tasks.pretrain.token_files import token_datasets
 from ascend_run.testing.models import DENSE
 from ascend_run.testing.pool import GlooPool
 from ascend_run.text.dataset_paths import bin_path, idx_path
@@ -41,10 +43,13 @@ def test_report_counts_what_a_resumed_blend_drew(
     runs = Runs(gloo_pool, tmp_path, ({**DENSE, "train.micro_batch_size": 1}, 1, ()))
     prefixes = [write_constant(tmp_path / NAMES[n], n, TOKENS[n]) for n in range(3)]
     runs.data |= {"data.train": prefixes, "data.train_weights": weights}
-    config = prepare({**runs.values, **runs.data, "run.output_dir": str(tmp_path / "x")}, (), 1)
-    blend = TokenBlend(prefixes=tuple(prefixes), weights=tuple(weights))
-    batch, length = config.config.train.global_batch_size, config.config.data.seq_length
-    samples = build_datasets(config.config, Datasets(blend, None), STEPS * batch, 0).train
+    values = {**runs.values, **runs.data, "run.output_dir": str(tmp_path / "x")}
+    config = prepare(values, (), 1).config
+    batch, length = config.train.global_batch_size, config.data.seq_length
+    cache = IndexCache.of_run(config)
+    context = RunContext(config=config, layout=Layout(), device=None, groups=None, cache=cache)
+    given = token_datasets(context, STEPS * batch, 0)
+    samples = build_datasets(config, given, STEPS * batch, 0).train
     assert samples is not None
     drawn = [int(samples[i]["tokens"][0]) for i in range(STEPS * batch)]
     asked = weights or TOKENS

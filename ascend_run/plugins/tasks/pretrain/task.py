@@ -15,8 +15,6 @@ from ascend_run.plugin_api import (
     Datasets,
     LossSum,
     RunContext,
-    TokenBlend,
-    TokenDocuments,
 )
 from ascend_run.plugins.tasks import next_token_loss
 
@@ -48,20 +46,13 @@ class PretrainTask:
         Raises:
             DataError: A source or the tokenizer cannot be used.
         """
-        data = context.config.data
+        from .token_files import token_datasets  # imports Megatron's datasets
+
         documents = read_sources(context.config, self.options, context.cache)
         for name, encoded in documents.items():
             if context.layout.rank == 0:
                 structlog.get_logger().info("pretrain.source", name=name, **encoded.report)
-
-        def blend(names: tuple[str, ...], weights: tuple[float, ...]) -> TokenBlend:
-            read: dict[str, TokenDocuments] = {n: documents[n] for n in names if n in documents}
-            return TokenBlend(prefixes=names, weights=weights, documents=read)
-
-        return Datasets(
-            train=blend(data.train, data.train_weights),
-            validation=blend(data.validation, data.validation_weights) if data.validation else None,
-        )
+        return token_datasets(context, train_samples, valid_samples, documents)
 
     def forward_step(self, context: RunContext, model: nn.Module, batch: Batch) -> Tensor | LossSum:
         """Return the hidden state; on the last pipeline stage, the loss sum and token count."""

@@ -16,8 +16,8 @@ from ascend_run.plugin_api import (
     Datasets,
     LossSum,
     RunContext,
-    TokenBlend,
 )
+from ascend_run.plugins.tasks.pretrain.token_files import token_datasets
 
 _TOKEN_AXES = ("batch", "sequence")
 
@@ -42,12 +42,7 @@ class ContextPretrainTask:
 
     def datasets(self, context: RunContext, train_samples: int, valid_samples: int) -> Datasets:
         """The blends that ``[data]`` names."""
-        data = context.config.data
-        validation = TokenBlend(prefixes=data.validation, weights=data.validation_weights)
-        return Datasets(
-            train=TokenBlend(prefixes=data.train, weights=data.train_weights),
-            validation=validation if data.validation else None,
-        )
+        return token_datasets(context, train_samples, valid_samples)
 
     def forward_step(self, context: RunContext, model: nn.Module, batch: Batch) -> Tensor | LossSum:
         """The hidden state; on the last pipeline stage the loss, with the tokens it runs over.

@@ -14,17 +14,16 @@ from ascend_run.core.hooks import Hooks
 from ascend_run.plugin_api import (
     Batch,
     Claim,
-    Datasets,
     Layout,
     LossSum,
     RunConfig,
     RunContext,
-    TokenBlend,
 )
 from ascend_run.plugin_api.implementations import claims_of
 from ascend_run.plugins.tasks.pretrain import Pretrain, PretrainConfig
 from ascend_run.types.config import DataSection, TrainSection
 from tests.support.tiny_configs import model_fields, parallel_fields
+from tests.support.token_files import WriteDataset
 
 
 def run_config(eval_interval: int = 0, train_iters: int = 1, **data: Any) -> RunConfig:
@@ -62,15 +61,22 @@ def test_it_claims_the_task_and_trains_one_model(task: Any) -> None:
     assert {field.axes for field in task.batch_fields.values()} == {("batch", "sequence")}
 
 
-def test_it_describes_the_data_that_the_config_names(task: Any) -> None:
-    config = run_config(
-        train=("a", "b"), train_weights=(1.0, 3.0), validation=("c",), validation_weights=(2.0,)
-    )
-    assert task.datasets(context_of(config), 10, 5) == Datasets(
-        train=TokenBlend(prefixes=("a", "b"), weights=(1.0, 3.0)),
-        validation=TokenBlend(prefixes=("c",), weights=(2.0,)),
-    )
-    assert task.datasets(context_of(run_config(train=("a",))), 10, 0).validation is None
+def test_it_reads_the_data_that_the_config_names(task: Any, write_dataset: WriteDataset) -> None:
+    files = [write_dataset([[n] * 9], f"file{n}") for n in range(3)]
+    data: dict[str, Any] = {"train": (*files[:2],), "seq_length": 4}
+    held_out = {"validation": (files[2],), "validation_weights": (2.0,)}
+    config = run_config(**data, train_weights=(1.0, 3.0), **held_out)
+    both = task.datasets(context_of(config), 10, 5)
+    for blend, prefixes, weights, length in (
+        (both.train, files[:2], (1.0, 3.0), 10),
+        (both.validation, files[2:], (2.0,), 5),
+    ):
+        assert [stream.prefix for stream in blend.datasets] == prefixes
+        assert [len(stream) for stream in blend.datasets] == [length] * len(prefixes)
+        assert blend.weights == weights
+    alone = task.datasets(context_of(run_config(**data)), 10, 0)
+    assert alone.validation is None
+    assert alone.train.weights == (9.0, 9.0)  # in proportion to their tokens
 
 
 class Recording(nn.Module):

@@ -12,7 +12,7 @@ import hashlib
 from collections import OrderedDict
 from collections.abc import Mapping
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, Final, cast
+from typing import TYPE_CHECKING, Any, Final, Protocol, cast
 
 import attrs
 import numpy as np
@@ -21,7 +21,7 @@ from megatron.core.datasets.utils import Split
 from numpy.typing import NDArray
 from torch import Tensor
 
-from ascend_run.plugin_api import ArrayCache, Arrays, DataError, TokenDocuments
+from ascend_run.plugin_api import ArrayCache, Arrays, DataError
 
 if TYPE_CHECKING:
     from megatron.core.datasets.indexed_dataset import IndexedDataset
@@ -29,6 +29,19 @@ if TYPE_CHECKING:
 
 _NO_PADDING: Final = -1
 _EPOCHS_KEPT: Final = 2
+
+
+class TokenDocuments(Protocol):
+    """Documents of token ids: the part of Megatron's ``IndexedDataset`` that samples need."""
+
+    @property
+    def sequence_lengths(self) -> NDArray[np.int32]:
+        """[documents]. Unit: tokens."""
+        ...
+
+    def get(self, index: int, offset: int = 0, length: int | None = None) -> NDArray[Any]:
+        """Return a part of a document, by default from ``offset`` to its end. Unit: tokens."""
+        ...
 
 
 @attrs.frozen(kw_only=True)
@@ -51,14 +64,23 @@ class EpochSettings:
 class TokenStream:
     """One dataset's samples, repeated epoch after epoch without end.
 
+    Args:
+        num_samples: Length as a dataset: how many are to be read.
+
     Raises:
         DataError: The dataset has too few tokens for one sample.
     """
 
     def __init__(
-        self, prefix: str, documents: TokenDocuments, settings: EpochSettings, cache: ArrayCache
+        self,
+        prefix: str,
+        documents: TokenDocuments,
+        settings: EpochSettings,
+        cache: ArrayCache,
+        num_samples: int,
     ) -> None:
         self.prefix = prefix
+        self._num_samples = num_samples
         self._documents = documents
         self._settings = settings
         self._cache = cache
@@ -71,6 +93,9 @@ class TokenStream:
                 f"data.seq_length + 1 = {settings.seq_length + 1}; give more text, or a smaller "
                 "data.seq_length"
             )
+
+    def __len__(self) -> int:
+        return self._num_samples
 
     def __getitem__(self, index: int) -> Mapping[str, Tensor]:
         """Return sample ``index``, from 0 without an upper bound.

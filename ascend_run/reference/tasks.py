@@ -1,0 +1,5 @@
+"""The page ``tasks`` of the reference, which ``help()`` shows."""
+
+from . import page
+
+__doc__ = page("tasks")
