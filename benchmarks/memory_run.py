@@ -12,8 +12,10 @@ import torch.distributed as dist
 from torch import Tensor
 
 from ascend_run.core.checkpoint.optimizer_shards import materialized
+from ascend_run.core.hooks import Hooks
 from ascend_run.core.run import prepared_rank
 from ascend_run.core.train.seeding import seed_everything
+from ascend_run.plugin_api import RunContext
 from ascend_run.prepare.config.raw import RawConfig, RawValue
 from ascend_run.prepare.prepare import prepare_raw
 from ascend_run.testing.dry_run import DryRun
@@ -28,17 +30,26 @@ MADE_FOR_A_STEP: Final = frozenset({"reuse-fp32-param"})
 
 def two_steps(config: Mapping[str, Any], plugins: Sequence[str]) -> Measured:
     """Train two steps and track the second, in which the optimizer state exists."""
+    with run_of_rank(config, plugins) as (hooks, context):
+        return _watched(config, hooks, context)
+
+
+@contextmanager
+def run_of_rank(
+    config: Mapping[str, Any], plugins: Sequence[str]
+) -> Iterator[tuple[Hooks, RunContext]]:
+    """Prepare a run of the default process group on this rank, and seed it."""
     with _rank_variables():
         values = {"data.train": ["none"], "platform": "cpu", **config, "enable": [*plugins]}
         given = {key: RawValue(value, "the benchmark") for key, value in values.items()}
         prepared = prepare_raw(RawConfig(values=given), dist.get_world_size())
         with prepared_rank(prepared.run_request()) as (hooks, context):
-            return _watched(config, hooks, context)
+            seed_everything(context.config, context.layout)
+            yield hooks, context
 
 
 def _watched(given: Mapping[str, Any], hooks: Any, context: Any) -> Measured:
     config = context.config
-    seed_everything(config, context.layout)
     dry_run = DryRun(hooks, context)
     dry_run.build()
     step, bundle = dry_run.train_step(), dry_run.bundle

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from typing import Any
 
 import torch
 
@@ -39,6 +40,14 @@ def overrides(shape: llama.Shape, precision: str) -> list[str]:
     ]
 
 
+def values(shape: llama.Shape, precision: str) -> dict[str, Any]:
+    """Return ``overrides`` as values, but for the data."""
+    from ascend_run.prepare.config.reading import read_raw
+
+    given = read_raw(None, overrides(shape, precision)).values
+    return {key: one.value for key, one in given.items() if key != "data.train"}
+
+
 @contextmanager
 def training(
     shape: llama.Shape,
@@ -61,8 +70,8 @@ def training(
     from ascend_run.prepare.prepare import prepare
     from ascend_run.testing.dry_run import DryRun
 
-    values = [*overrides(shape, precision), *options]
-    prepared = prepare(None, values, enable=enable, platform=device)
+    given = [*overrides(shape, precision), *options]
+    prepared = prepare(None, given, enable=enable, platform=device)
     with prepared_rank(prepared.run_request()) as (hooks, context):
         seed_everything(prepared.config, context.layout)
         dry_run = DryRun(hooks, context)
