@@ -11,6 +11,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from .matmul_blocks import blocks
+
 
 def onednn_matmul(input: Tensor, mat2: Tensor, *, out: Tensor | None = None) -> Tensor:
     """Compute ``input @ mat2``, [M, K] and [K, N] -> [M, N].
@@ -18,11 +20,22 @@ def onednn_matmul(input: Tensor, mat2: Tensor, *, out: Tensor | None = None) -> 
     Shapes and dtypes: those of ``torch.mm``, which computes what oneDNN does not: other dtypes,
     empty operands, what autograd differentiates, and everything if torch has no oneDNN.
     Numerics: float32; the reduction order is that of oneDNN.
+
+    torch's operator of oneDNN returns a new tensor. With ``out`` it computes one block of the
+    product after the other, each of which is copied to ``out``.
     """
     if not _is_supported(input, mat2):
         return torch.mm(input, mat2, out=out)
+    if out is None:
+        return _product(input, mat2)
+    for rows, columns in blocks(input.shape[0], mat2.shape[1]):
+        out[rows, columns].copy_(_product(input[rows], mat2[:, columns]))
+    return out
+
+
+def _product(input: Tensor, mat2: Tensor) -> Tensor:
     product: Tensor = torch.ops.mkldnn._linear_pointwise(input, mat2.t(), None, "none", [], "")
-    return product if out is None else out.copy_(product)
+    return product
 
 
 def _is_supported(input: Tensor, mat2: Tensor) -> bool:

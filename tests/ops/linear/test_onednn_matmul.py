@@ -18,7 +18,10 @@ from ascend_run.ops.experts.rounded_groups import (
     RoundedGroups,
     rounded,
 )
+from ascend_run.ops.linear.linear_cross_entropy import linear_cross_entropy
+from ascend_run.ops.linear.matmul_blocks import BLOCK_BYTES, NARROWEST, block_bytes
 from ascend_run.ops.linear.onednn_matmul import onednn_matmul
+from benchmarks.live_storages import LiveStorages
 
 M, K, N = 24, 40, 32
 EPS = torch.finfo(torch.float32).eps
@@ -72,6 +75,39 @@ def test_a_product_is_that_of_float64_in_every_layout(a: Tensor, b: Tensor) -> N
     assert len(recorded.rows) == 2
     assert torch.equal(got, out)
     assert_near(got, exact, a, b)
+
+
+@pytest.mark.parametrize("shape", [(300, 7000), (7001, 300), (1500, 1400), (8, 2**18 + 3)], ids=str)
+def test_a_large_product_is_written_to_out_block_by_block(shape: tuple[int, int]) -> None:
+    """By the storages that exist at the same time; into a view whose rows are apart."""
+    rows, columns = shape
+    a, b, whole = drawn(rows, K), drawn(columns, K).t(), torch.zeros(rows, columns + 1)
+    out = whole[:, :columns]
+    with LiveStorages([a, b, whole]) as storages:
+        there = storages.live
+        assert onednn_matmul(a, b, out=out) is out
+    held = storages.peak - there
+    assert held == block_bytes(rows, columns) <= max(BLOCK_BYTES, 4 * NARROWEST * min(shape))
+    assert held < out.nbytes / 3
+    assert storages.live == there
+    assert_near(out, a.double() @ b.double(), a, b)
+    assert not whole[:, columns:].any()
+
+
+def test_the_loss_holds_a_block_of_logits_beside_a_chunk() -> None:
+    """One chunk of 24 MiB: its gradients are computed after it and are smaller than a block."""
+    hidden, weight = drawn(768, K), drawn(8192, K)
+    labels, mask = torch.arange(768) * 10, torch.ones(768)
+    peaks = {}
+    for matmul in (torch.mm, onednn_matmul):
+        given = [hidden.clone().requires_grad_(), weight.clone().requires_grad_()]
+        with LiveStorages([*given, labels, mask]) as storages:
+            there = storages.live
+            linear_cross_entropy(*given, labels, mask, matmul=matmul)
+        peaks[matmul] = storages.peak - there
+    logits, block = 768 * 8192 * 4, block_bytes(768, 8192)
+    assert peaks[onednn_matmul] == pytest.approx(logits + block + hidden.nbytes, rel=0.001)
+    assert peaks[onednn_matmul] <= 1.05 * peaks[torch.mm]
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16], ids=str)

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import attrs
 
 from ascend_run.ops.attention.score_blocks import block_cost, needs_blocks
 from ascend_run.ops.attention.visibility import HALVED_FROM
+from ascend_run.ops.linear.matmul_blocks import block_bytes
 from ascend_run.ops.linear.wide_factors import wide_factors
 from ascend_run.plugin_api import (
     CostChange,
@@ -22,19 +25,24 @@ from ascend_run.plugin_api import (
 from .options import CpuOptions
 
 _WIDE = 4
+_CHUNK_BYTES = 64 * 2**20
+"""Of logits that the loss holds at a time, by default."""
 _SQUARES = 1.5
 
 
 def platform_cost(
     config: RunConfig, layout: Layout, rank: PipelineStage, options: CpuOptions
 ) -> CostChange:
-    """Return the cost of attention and of bfloat16 matmuls on the CPU.
+    """Return the cost of attention and of matmuls on the CPU.
 
     Device memory is host memory. The fused kernel does not support dropout, softcap and biases in
     backward: then scores are materialized, one block at a time. Work in float32 holds temporary
-    wide copies of its operands; a dtype selected by timing is not known here.
+    wide copies of its operands, and oneDNN a block of the logits beside them; what is selected by
+    timing is not known here.
     """
     cost = _attention_cost(config, layout, rank)
+    if config.train.precision == "fp32" and options.fp32_matmul_library == "onednn":
+        return attrs.evolve(cost, working=(*cost.working, *_block_of_logits(config, rank)))
     if config.train.precision != "bf16":
         return cost
     copies: list[WorkingMemory] = []
@@ -43,6 +51,26 @@ def platform_cost(
     if options.bf16_attention_dtype == "fp32" and not needs_blocks(rank.attention_needs):
         copies.append(_wide_attention(rank))
     return attrs.evolve(cost, working=(*cost.working, *copies))
+
+
+def _block_of_logits(config: RunConfig, rank: PipelineStage) -> Iterator[WorkingMemory]:
+    """Yield what ``ops.linear.onednn_matmul`` holds beside a chunk of logits, as far as it is more
+    than the gradients that are computed after it."""
+    hidden, table = config.model.hidden_size, _vocabulary(rank)
+    if not (rank.is_last and table):
+        return
+    rows = table // hidden
+    chunk = max(1, (config.train.loss_chunk_bytes or _CHUNK_BYTES) // (_WIDE * rows))
+    later = min(chunk, rank.tokens) * hidden + (table if chunk >= rank.tokens else 0)
+    more = block_bytes(min(chunk, rank.tokens), rows) - _WIDE * later
+    if more > 0:
+        yield WorkingMemory(part="loss", name="block of logits", nbytes=more, phase=Phase.LOSS)
+
+
+def _vocabulary(rank: PipelineStage) -> int:
+    """Return the elements of the weight that hidden states are projected to logits with."""
+    weights = {parameter.key: parameter.numel for parameter in rank.parameters}
+    return weights.get("output_layer.weight", weights.get("embedding.word_embeddings", 0))
 
 
 def _wide_attention(rank: PipelineStage) -> WorkingMemory:

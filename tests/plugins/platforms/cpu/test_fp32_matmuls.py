@@ -17,6 +17,7 @@ from ascend_run.testing.models import DENSE, MOE
 from ascend_run.testing.parity import TRIAL_SECONDS
 from ascend_run.testing.pool import GlooPool
 from ascend_run.testing.runtime import Trial, run_trial
+from tests.support.costs import planned
 from tests.support.needed_plugins import case
 from tests.support.tiny_configs import config_with
 
@@ -98,3 +99,16 @@ def test_a_model_is_as_near_to_float64_as_with_torchs_matmuls(
     assert 0 < error(other) <= 2 * error(plain) < 1e-5
     assert calls["float64", "onednn"] == calls["float32", "torch"] == 0
     assert calls["float32", "onednn"] > 0
+
+
+@pytest.mark.parametrize(
+    ("library", "precision", "counted"),
+    [("onednn", "fp32", True), ("auto", "fp32", False), ("onednn", "bf16", False)],
+)
+def test_a_block_of_logits_is_counted_where_it_is_sure(
+    library: str, precision: str, counted: bool
+) -> None:
+    long = {"data.seq_length": 256, "model.vocab_size": 4096, "train.precision": precision}
+    (plain,) = planned({**DENSE, **long, OPTION: "torch"})[1]
+    (cost,) = planned({**DENSE, **long, OPTION: library})[1]
+    assert (cost.memory.peak > plain.memory.peak) is counted
