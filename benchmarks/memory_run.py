@@ -3,15 +3,17 @@ step."""
 
 from __future__ import annotations
 
+import gc
 import os
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence, Set
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from types import FunctionType, ModuleType
 from typing import Any, Final
 
+import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from ascend_run.core.checkpoint.optimizer_shards import materialized
 from ascend_run.core.hooks import Hooks
 from ascend_run.core.run import prepared_rank
 from ascend_run.core.train.seeding import seed_everything
@@ -24,8 +26,8 @@ from ascend_run.testing.models import samples
 from .live_storages import LiveStorages, mapped_files
 from .memory_worker import Measured
 
-MADE_FOR_A_STEP: Final = frozenset({"reuse-fp32-param"})
-"""Plugins whose master weights exist during a step alone, so that nothing of them is elsewhere."""
+_APART: Final = (type, ModuleType, FunctionType, torch.nn.Module, torch.Generator)
+"""What an optimizer refers to that is not its own, such as the model."""
 
 
 def two_steps(config: Mapping[str, Any], plugins: Sequence[str]) -> Measured:
@@ -57,12 +59,12 @@ def _watched(given: Mapping[str, Any], hooks: Any, context: Any) -> Measured:
     dry_run.step(step, batches)
     weights = [p for chunk in bundle.chunks for p in chunk.parameters()]
     buffers = list(_gradient_buffers(bundle.chunks))
-    names = {plugin.manifest.name for plugin in hooks.plugins}
-    optimizer = _optimizer_state(bundle.optimizer, weights, names)
     others = [b for chunk in bundle.chunks for b in _other_tensors(chunk)]
     bundle.optimizer.zero_grad()
+    there = [*weights, *buffers, *others]
+    optimizer = _without(_reached_from(bundle.optimizer, states_only=True), there)
     in_file = mapped_files()
-    seen = LiveStorages([*weights, *buffers, *optimizer, *others])
+    seen = LiveStorages([*there, *_reached_from(bundle.optimizer, states_only=False)])
     dry_run.step(step, batches, seen)
     return Measured(
         weights=_nbytes(weights),
@@ -81,30 +83,32 @@ def _gradient_buffers(chunks: Sequence[Any]) -> Iterator[Tensor]:
             yield from (buffer.grad_data for buffer in (found if isinstance(found, list) else ()))
 
 
-def _optimizer_state(optimizer: Any, weights: Sequence[Tensor], names: Set[str]) -> list[Tensor]:
-    """Moments, step counts and master weights, wherever they are; not the weights themselves.
+def _reached_from(root: object, *, states_only: bool) -> list[Tensor]:
+    """Return the tensors that an object refers to, also by other objects: of an optimizer between
+    steps its states, step counts and master weights as they then are; with buffers of its own.
 
     Args:
-        names: Plugins of the run.
+        states_only: Leave out what torch's optimizers have beside states and parameters.
     """
-    own = {weight.untyped_storage()._cdata for weight in weights}
-    if names & MADE_FOR_A_STEP:
-        return _held(optimizer, own)
-    with materialized(optimizer):
-        return _held(optimizer, own)
+    found, seen, waiting = list[Tensor](), set[int](), [root]
+    while waiting:
+        here = waiting.pop()
+        if id(here) in seen or isinstance(here, _APART):
+            continue
+        seen.add(id(here))
+        if isinstance(here, Tensor):
+            found.append(here)
+        if states_only and isinstance(here, torch.optim.Optimizer):
+            waiting += [here.state, here.param_groups]
+        else:
+            waiting += gc.get_referents(here)
+    return found
 
 
-def _held(optimizer: Any, own: Collection[int]) -> list[Tensor]:
-    """Return master weights and states.
-
-    Args:
-        own: Storages of the model's weights.
-    """
-    inner = [part.optimizer for part in optimizer.chained_optimizers]
-    parameters = [p for one in inner for group in one.param_groups for p in group["params"]]
-    states = [value for one in inner for state in one.state.values() for value in state.values()]
-    masters = [p.data for p in parameters if p.untyped_storage()._cdata not in own]
-    return masters + [value for value in states if isinstance(value, Tensor)]
+def _without(tensors: Iterable[Tensor], others: Iterable[Tensor]) -> list[Tensor]:
+    """Return the tensors that share no storage with others."""
+    known = {tensor.untyped_storage()._cdata for tensor in others}
+    return [t for t in tensors if t.untyped_storage()._cdata not in known]
 
 
 def _other_tensors(chunk: Any) -> Iterator[Tensor]:

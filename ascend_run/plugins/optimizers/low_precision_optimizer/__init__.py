@@ -23,7 +23,16 @@ from ascend_run.plugin_api import (
 )
 from ascend_run.plugins.optimizers import adamw_options, cost_of_chunks, warn_of_unknown_names
 
-from .parameters import BLOCK, CHUNK, DEVICE_CHUNK, EIGHT_BITS, MOMENTS, WIDE, parameter_options
+from .parameters import (
+    BLOCK,
+    CHUNK,
+    DEVICE_CHUNK,
+    EIGHT_BITS,
+    MOMENTS,
+    TABLE_BYTES,
+    WIDE,
+    parameter_options,
+)
 
 if TYPE_CHECKING:
     import torch
@@ -90,7 +99,8 @@ class LowPrecisionOptimizer:
     def ascend_cost(self, config: RunConfig, layout: Layout, rank: PipelineStage) -> CostChange:
         chunk = CHUNK if config.platform == "cpu" else DEVICE_CHUNK
         # Codes are looked up as int64. To quantize takes three tensors in 32 bits, and the codes.
-        return cost_of_chunks(config, layout, rank, chunk, to_begin=16, most=21)
+        cost = cost_of_chunks(config, layout, rank, chunk, to_begin=16, most=21)
+        return attrs.evolve(cost, buffers={"tables of 8-bit codes": TABLE_BYTES})
 
     @hookimpl
     def ascend_before_run(self, context: RunContext) -> None:

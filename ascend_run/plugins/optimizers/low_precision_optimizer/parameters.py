@@ -16,6 +16,8 @@ CHUNK: Final = 2**18
 multiple of the block."""
 DEVICE_CHUNK: Final = 2**20
 """The same on another device."""
+TABLE_BYTES: Final = 2 * 4 * (2**15 + 256)
+"""Of the tables with which both moments are quantized, and dequantized."""
 
 
 def parameter_options(name: str, is_matrix: bool, *, wide: Collection[str]) -> dict[str, str]:

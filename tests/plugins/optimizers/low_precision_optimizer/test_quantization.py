@@ -9,6 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from ascend_run.plugins.optimizers.low_precision_optimizer.parameters import TABLE_BYTES
 from ascend_run.plugins.optimizers.low_precision_optimizer.quantization import (
     Quantizer,
     dynamic_values,
@@ -150,3 +151,9 @@ def test_values_on_both_sides_of_each_border_have_its_codes(signed: bool) -> Non
         codes, scales = quantizer.quantized(wide)
         assert scales.tolist() == [1.0]
         assert codes[:-1].tolist() == [at + shift for at in range(255)]
+
+
+def test_plan_counts_the_tables_of_both_moments() -> None:
+    quantizers = [Quantizer(signed=signed, device=CPU) for signed in (True, False)]
+    tables = [t for one in quantizers for t in vars(one).values() if isinstance(t, Tensor)]
+    assert sum(table.untyped_storage().nbytes() for table in tables) == TABLE_BYTES
