@@ -139,8 +139,8 @@ class SavedChange:
     at_least: float = 0.0  #: Only tensors of at least this size. Unit: bytes.
     kept: float = 0.0  #: Of tensors that are recomputed: the share of their bytes that is not.
     ahead: int = 0
-    """Offloaded: how many layers before their own backward they are prefetched, which is also how
-    many of the last layers are never offloaded. Unit: layers."""
+    """Offloaded: how many layers before their own backward they are prefetched, and of the last
+    layers are never offloaded; -1: fetched with the backward of their part. Unit: layers."""
 
 
 @attrs.frozen(kw_only=True)

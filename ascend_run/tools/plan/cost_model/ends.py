@@ -62,8 +62,16 @@ def stage_ends(
         lookups_wait=rank.is_first and not sums_up,
         batch=sizes.tokens * (3 * _INDEX + _WIDE) + _stacked_tables(config, sizes),
         has_next=not is_last,
-        pipelined=pipelined,
+        exchanged=hidden * _exchanged(config, layout),
     )
+
+
+def _exchanged(config: RunConfig, layout: Layout) -> int:
+    """Hidden states that are received or sent during a backward; where that is overlapped, the next
+    forward's input and the next backward's gradient, too."""
+    if layout.pp == 1:
+        return 0
+    return 4 if layout.vpp is not None and config.parallel.overlap_p2p_comm else 2
 
 
 def _stacked_tables(config: RunConfig, sizes: Sizes) -> float:

@@ -39,7 +39,7 @@ class Saved:
     nbytes: float
     storage: Storage = Storage.DEVICE
     ahead: int = 0
-    """Offloaded: how many layers before its own backward it is prefetched."""
+    """Offloaded: how many layers before its own backward it is prefetched; -1: with its part's."""
     again: int | None = None
     """If recomputed: the layer at whose backward its forward is recomputed."""
     discarded: bool = False

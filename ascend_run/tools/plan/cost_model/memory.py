@@ -49,7 +49,8 @@ class Ends:
     """Token ids, labels, masks, and rotary tables of both kinds of layers."""
     has_next: bool
     """Whether the stage's output is sent to a next one; it is then held like saved activations."""
-    pipelined: bool
+    exchanged: float
+    """What is received or sent during a backward."""
 
 
 @attrs.frozen(kw_only=True)
@@ -147,7 +148,7 @@ class _Walk:
             count * sum(self.on_host[layer] for layer in self.chunks[other])
             for other, count in waiting.items()
         )
-        live += 2 * ends.hidden if ends.pipelined else 0.0
+        live += ends.exchanged
         # Gradients of earlier micro-batches exist, and new ones are added to them.
         adds_up = ledger.num_microbatches > 1
         gradients = self._gradients() if adds_up else 0.0
@@ -206,11 +207,12 @@ class _Walk:
         freed = 0.0
         for index, step in enumerate(steps):
             working = self.ledger.working_bytes(step, Phase.BACKWARD)
-            yield step.key, working + self.ends.hidden - freed
+            here = sum(t.nbytes for t in saved if _comes_late(t) and t.part == step.part)
+            yield step.key, working + self.ends.hidden + here - freed
             is_last = all(later.part != step.part for later in steps[index + 1 :])
             done = [t for t in saved if t.part == step.part and (is_last or t.name in step.frees)]
             saved = [t for t in saved if t not in done]
-            freed += sum(t.nbytes for t in done)
+            freed += sum(t.nbytes for t in done if not _comes_late(t))
 
     def _forward(self, layers: Sequence[int]) -> Iterator[tuple[str, float]]:
         """(layer and part, what it holds less what later layers will keep), of the last layer that
@@ -285,3 +287,8 @@ class _Walk:
 
 def _at(saved: Sequence[Saved], *storages: Storage) -> Iterator[Saved]:
     return (tensor for tensor in saved if tensor.storage in storages)
+
+
+def _comes_late(tensor: Saved) -> bool:
+    """Whether it is not on the device yet when the backward of its layer begins."""
+    return tensor.storage in OFFLOADED and tensor.ahead < 0
