@@ -17,7 +17,6 @@ CHANGE_NONE: Final = {
     "gloo-offload": "it works while a checkpoint is written or read, beside the step",
     "memory-fragmentation": "it changes where tensors are allocated, not how many bytes they take",
     "memory-timeline": "it counts what is allocated in some steps, and allocates nothing there",
-    "moe-adaptive-recompute": "plan assumes a balanced routing, which exceeds no threshold",
     "moe-tp-extend-ep": "it sets the sizes of the experts' grid, from which plan counts",
     "noop-layers": "core leaves the empty places that it names out of each stage",
     "rotary": "every kernel keeps the tables alone, and gives tensors of one size",

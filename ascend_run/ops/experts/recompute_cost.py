@@ -1,45 +1,49 @@
-"""Saved activations, repeated communication and repeated matmuls. No torch."""
+"""What recomputation of experts changes: saved activations, communication and matmuls. No torch."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from typing import Final
 
-from ascend_run.ops.experts.dispatcher_cost import own_tokens
-from ascend_run.plugin_api import (
+from ascend_run.types.config import RunConfig
+from ascend_run.types.cost import (
     Communication,
     CostChange,
-    Layout,
     Phase,
     PipelineStage,
-    RunConfig,
     SavedChange,
     Storage,
     WorkingMemory,
 )
+from ascend_run.types.layout import Layout
+
+from .dispatcher_cost import own_tokens
 
 _COMPUTED: Final = ("hidden", "activated", "product", "clamped", "sigmoid")
 _WIDE: Final = 4
 _INDEX: Final = 8
 
 
-def memory_cost(
+def recompute_cost(
     config: RunConfig,
     layout: Layout,
     rank: PipelineStage,
     *,
     layers: Sequence[int],
     keeping: Sequence[int],
+    shared: bool,
 ) -> CostChange:
     """Return the change for some of a rank's layers with experts.
 
     Args:
-        layers: Layers whose experts, shared ones included, are recomputed.
+        layers: Layers whose experts are recomputed.
         keeping: Those of them that keep the tokens of the experts.
+        shared: Whether shared experts are recomputed, too.
     """
+    parts = ("experts", "shared_experts") if shared else ("experts",)
     sizes = {tensor.key: tensor.nbytes for tensor in rank.saved[layers[0]]}
     dropping = tuple(layer for layer in layers if layer not in keeping)
-    computed = [f"{part}.{name}" for part in ("experts", "shared_experts") for name in _COMPUTED]
+    computed = [f"{part}.{name}" for part in parts for name in _COMPUTED]
     computed += ["experts.weighted", "experts.replicas"]
     saved = [
         SavedChange(tensors=tuple(computed), layers=tuple(layers), storage=Storage.NONE),
@@ -56,16 +60,18 @@ def memory_cost(
             ("experts", (*_COMPUTED, "weighted", *(["input"] if dropping else []))),
             ("shared_experts", _COMPUTED),
         )
+        if part in parts
     ]
     runs = len(dropping) * rank.num_microbatches
     communication = [*_dispatch(config, layout, sizes, rank, runs)] if runs else []
-    communication += _shared(config, layout, sizes, len(layers) * rank.num_microbatches)
+    if shared:
+        communication += _shared(config, layout, sizes, len(layers) * rank.num_microbatches)
     communication.append(_replicas(1 + len(layers) / len(rank.moe_layers)))
     return CostChange(
         saved=tuple(saved),
         working=tuple(w for w in working if w.nbytes),
         communication=tuple(communication),
-        flops=sum(_flops(config, layout, rank, layer, sizes) for layer in layers),
+        flops=sum(_flops(config, layout, rank, layer, sizes, parts) for layer in layers),
     )
 
 
@@ -136,9 +142,14 @@ def _repeated(operation: str, group: str, runs: int, nbytes: float, what: str) -
 
 
 def _flops(
-    config: RunConfig, layout: Layout, rank: PipelineStage, layer: int, sizes: dict[str, float]
+    config: RunConfig,
+    layout: Layout,
+    rank: PipelineStage,
+    layer: int,
+    sizes: dict[str, float],
+    parts: Sequence[str],
 ) -> float:
-    """The matmuls of the experts, shared ones included, once more."""
+    """The matmuls of the experts, and of shared ones if they are among the parts, once more."""
     model = config.model
     held = model.num_moe_experts / layout.ep
     rows: dict[str, float] = {
@@ -148,5 +159,5 @@ def _flops(
     return sum(
         2 * p.numel * rows[p.part] * rank.num_microbatches
         for p in rank.parameters
-        if p.layer == layer and p.part in rows and p.is_matrix
+        if p.layer == layer and p.part in parts and p.is_matrix
     )

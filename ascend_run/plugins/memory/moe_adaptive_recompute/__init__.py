@@ -8,15 +8,19 @@ from typing import TYPE_CHECKING, Final
 import attrs
 
 from ascend_run.ops.experts.dispatcher_cost import NO_EXPERTS
+from ascend_run.ops.experts.recompute_cost import recompute_cost
 from ascend_run.plugin_api import (
+    CostChange,
     Device,
     ForwardLink,
+    Layout,
     LegacyFlag,
     LinkPlace,
     Manifest,
     Metrics,
     ModuleWrapper,
     Numerics,
+    PipelineStage,
     ReportPanel,
     RunConfig,
     RunContext,
@@ -110,6 +114,17 @@ class MoeAdaptiveRecompute:
                 f"{' and '.join(sorted(twice))}, which recomputes the experts of every layer; "
                 "leave out one"
             )
+
+    @hookimpl
+    def ascend_cost(
+        self, config: RunConfig, layout: Layout, rank: PipelineStage
+    ) -> CostChange | None:
+        """Return the cost of a balanced routing, in which each expert has the mean of tokens."""
+        layers = sorted(rank.moe_layers)
+        if not layers or self.config.scale >= 1.0:
+            return None
+        keeping = layers if self.config.keep_tokens else ()
+        return recompute_cost(config, layout, rank, layers=layers, keeping=keeping, shared=False)
 
     @hookimpl
     def ascend_moe_layer(

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Final
 import attrs
 
 from ascend_run.ops.experts.dispatcher_cost import NO_EXPERTS
+from ascend_run.ops.experts.recompute_cost import recompute_cost
 from ascend_run.plugin_api import (
     CostChange,
     ForwardLink,
@@ -24,7 +25,6 @@ from ascend_run.plugin_api import (
 )
 from ascend_run.plugins.memory import random_state
 
-from .cost import memory_cost
 from .kept import keeps_tokens
 
 if TYPE_CHECKING:
@@ -125,7 +125,7 @@ class MoeZeroMemory:
             return None
         ranks = layout.expt_tp
         keeping = [n for at, n in enumerate(layers) if self._keeps_tokens(config, ranks, at)]
-        return memory_cost(config, layout, rank, layers=layers, keeping=keeping)
+        return recompute_cost(config, layout, rank, layers=layers, keeping=keeping, shared=True)
 
     def _keeps_tokens(self, config: RunConfig, expert_ranks: int, at: int) -> bool:
         """Return whether the tokens are kept in one of a rank's layers, counted from 0."""

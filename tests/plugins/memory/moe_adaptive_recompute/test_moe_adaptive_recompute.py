@@ -17,6 +17,7 @@ from ascend_run.plugins.memory.moe_adaptive_recompute import (
 from ascend_run.plugins.memory.moe_adaptive_recompute.threshold import Threshold
 from ascend_run.testing.models import MOE
 from ascend_run.testing.pool import GlooPool
+from tests.support.costs import planned
 from tests.support.moe_memory import kept_bytes
 from tests.support.tiny_configs import model_fields, parallel_fields
 
@@ -95,6 +96,25 @@ def test_memory_follows_the_threshold(gloo_pool: GlooPool, keep: bool) -> None:
     dropped = tokens * 2 * item * (5 * width + (0 if keep else hidden))
     assert below == plain
     assert [a - b for a, b in zip(plain, exceeded, strict=True)] == [dropped] * 2
+
+
+@pytest.mark.parametrize("keep", [True, False])
+def test_plan_counts_what_a_balanced_routing_exceeds(keep: bool) -> None:
+    config = {**MOE, "model.moe_shared_expert_intermediate_size": 48}
+    (plain,) = planned(config)[1]
+    below, above = (
+        planned({**config, SCALE: scale, KEEP: keep}, ("moe-adaptive-recompute",))[1][0]
+        for scale in (1.0, 0.99)
+    )
+    (moved, *dropped) = above.changes["moe-adaptive-recompute"].saved
+    assert "moe-adaptive-recompute" not in below.changes
+    assert below.memory == plain.memory
+    assert not any(name.startswith("shared_experts") for name in moved.tensors)
+    assert moved.layers == tuple(range(MOE["model.num_layers"]))
+    assert [change.layers for change in dropped] == [() if keep else moved.layers]
+    more = 2 * sum(p.numel for p in above.rank.parameters if p.part == "experts" and p.is_matrix)
+    rows = 16 * 2 / config["model.num_moe_experts"] * above.rank.num_microbatches
+    assert above.flops - plain.flops == pytest.approx(more * rows)
 
 
 @pytest.mark.exhaustive
