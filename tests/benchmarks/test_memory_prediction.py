@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import json
 import random
+from importlib.metadata import entry_points
+from typing import Final
 
+import attrs
 import pytest
 
 from ascend_run.testing.pool import GlooPool
-from benchmarks.memory_layouts import CASES, EXAMPLES, MODELS
+from benchmarks.memory_case import EXAMPLES, MODELS, Case
+from benchmarks.memory_layouts import CASES
 from benchmarks.memory_prediction import RESULT, TOLERANCE, compare, is_exact, plan_of
 
 SMALL = [case for case in CASES if case.ranks <= 2 and case.model in MODELS]
@@ -16,6 +20,37 @@ SAMPLE = [
     next(case for case in CASES if case.name == "examples/dense.toml"),
     *random.Random(4).sample(SMALL, 1),
 ]
+
+GROUPS: Final = ("ascend_run.plugins.memory.", "ascend_run.plugins.optimizers.")
+CHANGE_NO_BYTES: Final = {"comm-buffer-auto", "memory-fragmentation"}
+"""On a CPU, which has neither buffers of communicators nor pools."""
+
+
+def compared() -> list[str]:
+    """Return the plugins of memory, the optimizers, and the plugin of communicators' buffers."""
+    found = entry_points(group="ascend_run.plugins")
+    names = {one.name for one in found if one.value.startswith(GROUPS)}
+    return sorted(names | CHANGE_NO_BYTES)
+
+
+def without(case: Case, name: str) -> Case:
+    """Return the same run without a plugin and its options."""
+    values = {k: v for k, v in case.values.items() if not k.startswith(f"plugins.{name}.")}
+    plugins = tuple(plugin for plugin in case.plugins if plugin != name)
+    return attrs.evolve(case, plugins=plugins, values=values)
+
+
+@pytest.mark.parametrize("name", compared())
+def test_each_plugin_of_memory_has_work_in_a_layout(name: str) -> None:
+    """Its estimate differs from that without it, unless there is nothing that it could change."""
+    cases = [case for case in CASES if name in case.plugins and case.model in MODELS]
+    assert cases, f"{name}: no layout in benchmarks/memory_plugins.py"
+    acts = []
+    for case in cases:
+        prepared, costs = plan_of(case)
+        assert name not in prepared.plan.idle
+        acts.append(costs != plan_of(without(case, name))[1])
+    assert any(acts) is (name not in CHANGE_NO_BYTES), acts
 
 
 def test_the_committed_result_is_of_every_layout_and_within_five_percent() -> None:

@@ -10,7 +10,7 @@ import pytest
 from structlog.testing import capture_logs
 
 from ascend_run.testing.pool import GlooPool
-from benchmarks.memory_layouts import Case
+from benchmarks.memory_case import Case
 from benchmarks.memory_prediction import TOLERANCE, plan_of
 
 NAME: Final = "adaptive-recompute"

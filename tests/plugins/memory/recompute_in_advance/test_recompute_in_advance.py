@@ -16,7 +16,7 @@ from ascend_run.plugins.memory.recompute_in_advance import (
 )
 from ascend_run.testing.models import DENSE
 from ascend_run.testing.pool import GlooPool
-from benchmarks.memory_layouts import Case
+from benchmarks.memory_case import Case
 from benchmarks.memory_prediction import TOLERANCE, compare
 from tests.support.costs import planned
 from tests.support.small_runs import training
@@ -31,6 +31,9 @@ CHUNKS: Final = {
     CHUNKED: 2,
 }
 LISTED: Final = {"model.pipeline_model_parallel_layout": "Et|ttt|tt|ttL"}
+
+OVERLAPPED: Final = {"parallel.overlap_p2p_comm": True, "parallel.batch_p2p_comm": False}
+"""The plugin's defaults, for the run without it."""
 
 
 def test_it_claims_nothing_and_changes_no_bit() -> None:
@@ -106,6 +109,7 @@ def test_without_recomputed_layers_it_says_that_it_changes_nothing(gloo_pool: Gl
 def test_a_run_takes_the_memory_that_was_expected(gloo_pool: GlooPool, number: int | None) -> None:
     """With one layer, no more than without the plugin."""
     values = {**CHUNKS, "data.seq_length": 64, "train.global_batch_size": 16, NUMBER: number}
+    values |= OVERLAPPED
     case = Case(name=NAME, ranks=2, plugins=("recompute", NAME), values=values)
     first, last = compare(case, gloo_pool)
     assert max(abs(first["off"]), abs(last["off"])) <= TOLERANCE, (first, last)

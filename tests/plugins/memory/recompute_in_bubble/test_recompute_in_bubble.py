@@ -15,7 +15,7 @@ from ascend_run.plugins.memory.recompute_in_bubble import (
 )
 from ascend_run.testing.models import DENSE
 from ascend_run.testing.pool import GlooPool
-from benchmarks.memory_layouts import Case
+from benchmarks.memory_case import Case
 from benchmarks.memory_prediction import TOLERANCE, compare
 from tests.support.costs import planned
 from tests.support.tiny_options import planned_with
@@ -36,6 +36,9 @@ OTHERS: Final = (
     "recompute-norm",
     "swap-attention",
 )
+
+OVERLAPPED: Final = {"parallel.overlap_p2p_comm": True, "parallel.batch_p2p_comm": False}
+"""The plugin's defaults, for the run without it."""
 
 
 def test_it_claims_nothing_and_changes_no_bit() -> None:
@@ -94,7 +97,8 @@ def test_the_schedule_is_wrapped_if_there_are_chunks(values: Mapping[str, Any]) 
 @pytest.mark.parametrize("number", [None, 2])
 def test_a_run_takes_the_memory_that_was_expected(gloo_pool: GlooPool, number: int | None) -> None:
     """The first rank has five forwards in flight."""
-    values = {**CHUNKS, "data.seq_length": 64, "train.global_batch_size": 16, NUMBER: number}
+    values = {**CHUNKS, **OVERLAPPED, "data.seq_length": 64, "train.global_batch_size": 16}
+    values[NUMBER] = number
     case = Case(name=NAME, ranks=2, plugins=(NAME,), values=values)
     first, last = compare(case, gloo_pool)
     assert max(abs(first["off"]), abs(last["off"])) <= TOLERANCE, (first, last)

@@ -13,7 +13,7 @@ from ascend_run.testing.runtime import Trial, run_trial
 from ascend_run.tools.plan.cost_model.flops import attention_flops, scores_flops
 from ascend_run.tools.plan.cost_model.names import parameter_key
 from ascend_run.tools.plan.cost_model.sizes import sizes_of
-from benchmarks.memory_layouts import Case
+from benchmarks.memory_case import Case
 from benchmarks.memory_prediction import TOLERANCE, compare, is_exact
 from tests.support.communication import differences
 from tests.support.costs import planned

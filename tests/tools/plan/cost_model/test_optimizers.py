@@ -9,7 +9,7 @@ import pytest
 
 from ascend_run.testing.models import DENSE, MOE
 from ascend_run.testing.pool import GlooPool
-from benchmarks.memory_layouts import Case
+from benchmarks.memory_case import Case
 from benchmarks.memory_prediction import compare
 
 SMALLER, LARGER = {"model.vocab_size": 6400}, {"model.vocab_size": 19200}

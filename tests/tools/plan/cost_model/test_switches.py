@@ -13,7 +13,7 @@ from ascend_run.testing.pool import GlooPool
 from ascend_run.tools.plan.cost_model.flops import attention_flops
 from ascend_run.tools.plan.cost_model.names import parameter_key
 from ascend_run.tools.plan.cost_model.sizes import sizes_of
-from benchmarks.memory_layouts import Case
+from benchmarks.memory_case import Case
 from benchmarks.memory_prediction import TOLERANCE, compare, is_exact
 from tests.support.costs import planned
 
