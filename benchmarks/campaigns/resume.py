@@ -9,13 +9,10 @@ run is listed with the reason.
 
 from __future__ import annotations
 
-import atexit
-import functools
 import json
 import shutil
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack
 from pathlib import Path
 from tempfile import mkdtemp
 from typing import Any, Final
@@ -29,7 +26,7 @@ from . import features, verify_clean_newer
 from .campaign import PASSED, Campaign, Outcome
 from .pool_of_ranks import pool
 from .reach import reach_of_trial
-from .tiny_runs import folder_with_data, prepare
+from .tiny_runs import data_folder, prepare
 from .watched_runs import Ended, differences, readings, resumed_at, watched_run
 
 FIRST: Final = 2
@@ -162,7 +159,7 @@ def run(case: str) -> Outcome:
     for chance in DROPOUT:
         asked["values"] |= chance
         try:
-            prepared = prepare(_folder(), **asked, world_size=size)
+            prepared = prepare(data_folder(), **asked, world_size=size)
         except AscendRunError as error:
             refused = "; ".join(error.problems or (error.headline,))
             continue
@@ -177,7 +174,7 @@ def run(case: str) -> Outcome:
 
 def compare(asked: Mapping[str, Any], size: int) -> Outcome:
     """A run in one piece against the same run in two."""
-    folder = Path(mkdtemp(dir=_folder()))
+    folder = Path(mkdtemp(dir=data_folder()))
 
     def made(name: str, until: int, interval: int) -> list[Ended]:
         values = {
@@ -187,7 +184,7 @@ def compare(asked: Mapping[str, Any], size: int) -> Outcome:
             "checkpoint.save_interval": interval,
         }
         job = {**asked, "values": values}
-        return pool().run(watched_run, size, _folder(), job, timeout=SECONDS)
+        return pool().run(watched_run, size, data_folder(), job, timeout=SECONDS)
 
     try:
         whole = made("whole", LAST, 0)
@@ -209,14 +206,6 @@ def compare(asked: Mapping[str, Any], size: int) -> Outcome:
     if problems:
         return {"verdict": "differs", "why": "; ".join(problems[:3]), "all": problems}
     return {"verdict": PASSED}
-
-
-@functools.cache
-def _folder() -> Path:
-    """With data, for as long as this process lives."""
-    stack = ExitStack()
-    atexit.register(stack.close)
-    return stack.enter_context(folder_with_data())
 
 
 def figures(outcomes: Mapping[str, Outcome]) -> Mapping[str, Any]:

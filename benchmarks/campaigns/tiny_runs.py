@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import atexit
 import contextlib
+import functools
 import io
 import json
 import random
 import shutil
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from tempfile import mkdtemp
 from typing import Any, Final
@@ -50,6 +52,14 @@ def folder_with_data() -> Iterator[Path]:
         yield folder
     finally:
         shutil.rmtree(folder, ignore_errors=True)
+
+
+@functools.cache
+def data_folder() -> Path:
+    """Return such a folder, for as long as this process lives."""
+    stack = ExitStack()
+    atexit.register(stack.close)
+    return stack.enter_context(folder_with_data())
 
 
 def prepare(

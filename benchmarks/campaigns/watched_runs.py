@@ -6,9 +6,10 @@ import contextlib
 import io
 import os
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 import attrs
 
@@ -20,6 +21,10 @@ from .tiny_runs import prepare
 if TYPE_CHECKING:
     from torch import Tensor
 
+    from ascend_run.plugin_api.contracts import TensorShard
+    from ascend_run.plugin_api.manifest import EnabledPlugin
+
+T = TypeVar("T", bound="EnabledPlugin")
 _OF_THE_CLOCK: Final = (
     "memory_bytes",
     "memory_peak_bytes",
@@ -50,28 +55,53 @@ class Watch:
 
     @hookimpl
     def ascend_after_run(self, context: RunContext) -> None:
-        from ascend_run.core.checkpoint.entries import EntryShards
-        from ascend_run.core.hooks import Hooks
-        from ascend_run.core.train.checkpointing import Checkpoints
-
-        # Without the plugins nothing is left out of what a checkpoint would hold of the models.
-        own = Checkpoints(Hooks([]), context, Path(context.config.run.output_dir))
-        added = Hooks(self.plugins).merge("ascend_checkpoint_entries", context=context)
-        entries = EntryShards(added, context.layout.rank)
-        with own.state() as (shards, values):
-            tensors = {f"{p.key} {p.offset}": p.tensor for p in (*shards, *entries.shards)}
+        with run_state(self.plugins, context) as (shards, values):
+            tensors = {f"{p.key} {p.offset}": p.tensor for p in shards}
             kept = {name: tensor.detach().clone() for name, tensor in tensors.items()}
         for role, bundle in context.models.items():
             for index, chunk in enumerate(bundle.chunks):
                 for name, held in (*chunk.named_parameters(), *chunk.named_buffers()):
                     kept[f"{role}, chunk {index}: {name}"] = held.detach().clone()
-        self.ended = Ended(kept, {**values, **entries.values})
+        self.ended = Ended(kept, values)
+
+
+@contextmanager
+def run_state(
+    plugins: Sequence[Any], context: RunContext
+) -> Iterator[tuple[list[TensorShard], dict[str, Any]]]:
+    """Give this rank's shards of all that a checkpoint would hold, in the run's own memory, and the
+    values that are no tensors."""
+    from ascend_run.core.checkpoint.entries import EntryShards
+    from ascend_run.core.hooks import Hooks
+    from ascend_run.core.train.checkpointing import Checkpoints
+
+    # Without the plugins nothing is left out of what a checkpoint would hold of the models.
+    own = Checkpoints(Hooks([]), context, Path(context.config.run.output_dir))
+    added = Hooks(plugins).merge("ascend_checkpoint_entries", context=context)
+    entries = EntryShards(added, context.layout.rank)
+    with own.state() as (shards, values):
+        yield [*shards, *entries.shards], {**values, **entries.values}
 
 
 def watched_run(folder: Path, asked: Mapping[str, Any]) -> Ended:
-    """A job: train on the ranks that are there, or on one.
+    """A job: train on the ranks that are there, or on one; return what this rank held at the end.
 
     Args:
+        folder: Of the data.
+        asked: Arguments of ``tiny_runs.prepare``.
+    """
+    watch = train_beside(Watch, folder, asked)
+    assert watch.ended is not None
+    return watch.ended
+
+
+def train_beside(
+    watching: Callable[[Sequence[Any]], T], folder: Path, asked: Mapping[str, Any]
+) -> T:
+    """Train on the ranks that are there, or on one, with a plugin that sees it; return that.
+
+    Args:
+        watching: Makes the plugin, from those of the run.
         folder: Of the data.
         asked: Arguments of ``tiny_runs.prepare``.
     """
@@ -92,10 +122,9 @@ def watched_run(folder: Path, asked: Mapping[str, Any]) -> Ended:
 
         prepared = prepare(folder, **asked, world_size=size)
         request = prepared.run_request()
-        watch = Watch(request.plugins)
+        watch = watching(request.plugins)
         run_training(attrs.evolve(request, plugins=[*request.plugins, watch]))
-    assert watch.ended is not None
-    return watch.ended
+    return watch
 
 
 def readings(run: Path) -> list[dict[str, Any]]:
