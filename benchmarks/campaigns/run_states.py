@@ -1,5 +1,4 @@
-"""All that a run holds when it begins, after each checkpoint and at its end, as full tensors that do
-not depend on the layout."""
+"""All that a run holds at its beginning, after each checkpoint and at its end, as full tensors."""
 
 from __future__ import annotations
 
