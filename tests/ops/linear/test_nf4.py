@@ -23,12 +23,22 @@ def ties(size: int) -> Tensor:
     return torch.cat([torch.ones(1), MIDPOINTS]).repeat(-(-size // 16))[:size]
 
 
+def near_ties(size: int) -> Tensor:
+    """Return values whose quotient by absmax and whose product with its reciprocal, which differ by
+    a ULP, are often on two sides of a midpoint."""
+    blocks = -(-size // 64)
+    absmax = torch.rand(blocks, 1) + 0.5
+    midpoints = MIDPOINTS[torch.randint(15, (blocks, 63))]
+    return torch.cat([absmax, absmax * midpoints], dim=1).view(-1)[:size]
+
+
 KINDS: dict[str, Callable[[int], Tensor]] = {
     "random": torch.randn,
     "outliers": lambda size: torch.randn(size).pow(5),
     "zero": torch.zeros,
     "constant": lambda size: torch.full((size,), -0.3),
     "ties": ties,
+    "near-ties": near_ties,
     "one-in-blocks": lambda size: (torch.arange(size) % 100 == 7).float(),
     "denormal": lambda size: torch.randn(size) * 1e-39,
 }
@@ -162,6 +172,7 @@ def test_a_view_is_quantised_as_its_copy_and_left_as_it_was() -> None:
     got, want = quantise(weight[:, 8:40]), quantise(weight[:, 8:40].contiguous())
     assert torch.equal(got.codes_C, want.codes_C)
     assert torch.equal(got.absmax, want.absmax)
+    quantise(weight)
     assert torch.equal(weight, before)
 
 
