@@ -192,6 +192,17 @@ def test_softcapped_values_of_half_precision_are_close(dtype: torch.dtype) -> No
         assert error <= 4 * torch.finfo(dtype).eps
 
 
+def test_a_sum_over_chunks_in_half_precision_is_rounded_once() -> None:
+    """512 halves, one a chunk: in bf16 their sum stays at 128, where the next number is 129."""
+    hidden = torch.ones(512, 1, dtype=torch.bfloat16)
+    weight = torch.zeros(2, 1, dtype=torch.bfloat16, requires_grad=True)
+    values = token_log_probabilities(
+        hidden, weight, torch.zeros(512, dtype=torch.int64), chunk_bytes=4
+    )
+    (gradient,) = torch.autograd.grad(values.sum(), weight)
+    assert gradient.tolist() == [[256.0], [-256.0]]
+
+
 def test_half_precision_keeps_gradients_out_of_its_range() -> None:
     """A probability of 1e-9 times a loss scale, and a factor above fp16's largest number that a
     small weight brings back into its range."""
