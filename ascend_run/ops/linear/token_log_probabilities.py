@@ -217,9 +217,9 @@ class _TokenLogProbabilities(Function):
             if wants_weight:
                 hidden = hidden_TH[rows].to(kept)
                 dweight = plus_product(dweight, dlogits, hidden, sum_dtype, ctx.matmul)
-        if wants_weight:  # None without tokens
-            zeros = torch.zeros_like(weight_VH)
-            dweight = zeros if dweight is None else dweight.to(weight_VH.dtype)
+        if wants_weight and dweight is None:  # no tokens
+            dweight = torch.zeros_like(weight_VH)
+        dweight = None if dweight is None else dweight.to(weight_VH.dtype)
         dbias = None if dbias is None else dbias.to(bias_V.dtype)
         return (dhidden, dweight, dbias, *(None,) * 5)
 
