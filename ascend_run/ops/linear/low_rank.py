@@ -8,9 +8,19 @@ Source: arXiv:2106.09685; the scale of rsLoRA: arXiv:2312.03732.
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
+from typing import TypeVar
 
 import torch
 from torch import Tensor
+
+_T = TypeVar("_T")
+
+
+def of_part(pattern: Mapping[str, _T], linear: str, part: str, default: _T) -> _T:
+    """Return what a pattern has for a part of a fused linear, else for the linear, else the
+    default."""
+    return pattern.get(part, pattern.get(linear, default))
 
 
 def scale_of(alpha: float, rank: int, *, rslora: bool) -> float:

@@ -1,11 +1,14 @@
-"""Settings of PEFT's ``adapter_config.json`` beside rank, alpha and modules. Torch-free.
+"""Settings of PEFT's ``adapter_config.json``. Torch-free.
 
 Source: https://github.com/huggingface/peft, LoraConfig.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import math
+import re
+from collections import defaultdict
+from collections.abc import Iterator, Mapping
 from typing import Any, Final
 
 _NEUTRAL: Final[Mapping[str, tuple[object, ...]]] = {
@@ -15,8 +18,6 @@ _NEUTRAL: Final[Mapping[str, tuple[object, ...]]] = {
     "use_qalora": (False, None),
     "lora_bias": (False, None),
     "modules_to_save": (None, []),
-    "rank_pattern": (None, {}),
-    "alpha_pattern": (None, {}),
     "layer_replication": (None,),
     "target_parameters": (None, []),
     "trainable_token_indices": (None,),
@@ -34,3 +35,71 @@ def changed_settings(config: Mapping[str, Any]) -> dict[str, object]:
         for key, neutral in _NEUTRAL.items()
         if key in config and config[key] not in neutral
     }
+
+
+def rank_of(config: Mapping[str, Any], module: str) -> int:
+    """Return the rank of the adapter of a module, by its name in Hugging Face's model."""
+    rank: int = _by_pattern(config, "rank_pattern", module, "r")
+    return rank
+
+
+def alpha_of(config: Mapping[str, Any], module: str) -> float:
+    """Return the alpha of the adapter of a module, by its name in Hugging Face's model."""
+    alpha: float = _by_pattern(config, "alpha_pattern", module, "lora_alpha")
+    return alpha
+
+
+def pattern_problems(config: Mapping[str, Any]) -> Iterator[str]:
+    """Yield why ``rank_pattern`` and ``alpha_pattern`` give no ranks and no scales."""
+    for name, kind, wanted in (
+        ("rank_pattern", int, "a rank of at least 1"),
+        ("alpha_pattern", int | float, "a number above 0"),
+    ):
+        pattern = config.get(name) or {}
+        if not isinstance(pattern, Mapping):
+            yield f"{name} is {pattern!r}, expected a table of modules"
+            continue
+        for key, value in pattern.items():
+            if isinstance(value, bool) or not isinstance(value, kind) or not 0 < value < math.inf:
+                yield f"{name} has {key!r}: {value!r}, expected {wanted}"
+            try:
+                _expression(key)
+            except re.error as error:
+                yield f"{name} has {key!r}, which is no regular expression: {error}"
+
+
+def pattern_of(values: Mapping[str, float], default: float) -> dict[str, float]:
+    """Return the pattern that gives modules their values.
+
+    Args:
+        values: Module's name -> its value.
+        default: Of ``r`` or ``lora_alpha``; modules that have it are left out.
+
+    Returns:
+        The ends of names, or full names where modules of one end have several values.
+    """
+    by_end: dict[str, set[float]] = defaultdict(set)
+    for name, value in values.items():
+        by_end[_end(name)].add(value)
+    found = {
+        _end(name) if len(by_end[_end(name)]) == 1 else name: value
+        for name, value in values.items()
+        if value != default
+    }
+    return dict(sorted(found.items()))
+
+
+def _end(name: str) -> str:
+    return name.rpartition(".")[2]
+
+
+def _by_pattern(config: Mapping[str, Any], name: str, module: str, default: str) -> Any:
+    """Return the value of the first key that matches, as PEFT does."""
+    for key, value in (config.get(name) or {}).items():
+        if _expression(key).match(module):
+            return value
+    return config[default]
+
+
+def _expression(key: str) -> re.Pattern[str]:
+    return re.compile(rf"(.*\.)?({key})$")

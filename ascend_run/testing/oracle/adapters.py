@@ -35,6 +35,7 @@ class Adapter(nn.Module):
     each, with the projection's own rows.
 
     Args:
+        linear: Name of the linear.
         rows: Projection -> its rows in the linear. The linear holds them in turn for each group.
         groups: Key-value groups for ``linear_qkv``, else 1.
         adapted: Projections that have an adapter.
@@ -43,6 +44,7 @@ class Adapter(nn.Module):
     def __init__(
         self,
         config: RunConfig,
+        linear: str,
         width: int,
         rows: Mapping[str, int],
         groups: int,
@@ -50,28 +52,38 @@ class Adapter(nn.Module):
     ) -> None:
         super().__init__()
         options = config.plugins["lora"]
-        self.rows, self.groups, self.rank = rows, groups, options.rank
-        self.adapted = [name for name in rows if name in adapted]
-        root = math.sqrt(options.rank) if options.rslora else options.rank
-        self.scale = options.alpha / root
-        self.lora_A = nn.Parameter(torch.empty(len(self.adapted) * options.rank, width))
+        self.rows, self.groups = rows, groups
+        self.ranks: dict[str, int] = {}
+        self.scales: dict[str, float] = {}
+        for name in rows:
+            if name in adapted:
+                rank, alpha = (
+                    pattern.get(name, pattern.get(linear, default))
+                    for pattern, default in (
+                        (options.rank_pattern, options.rank),
+                        (options.alpha_pattern, options.alpha),
+                    )
+                )
+                self.ranks[name] = rank
+                self.scales[name] = alpha / (math.sqrt(rank) if options.rslora else rank)
+        self.lora_A = nn.Parameter(torch.empty(sum(self.ranks.values()), width))
         self.lora_B = nn.ParameterDict(
-            {name: torch.empty(rows[name], options.rank) for name in self.adapted}
+            {name: torch.empty(rows[name], rank) for name, rank in self.ranks.items()}
         )
 
     def forward(self, x: Tensor) -> Tensor:
-        inner = dict(zip(self.adapted, (x @ self.lora_A.t()).split(self.rank, -1), strict=True))
+        blocks = (x @ self.lora_A.t()).split([*self.ranks.values()], -1)
+        inner = dict(zip(self.ranks, blocks, strict=True))
         outputs = [
             (
-                inner[name] @ self.lora_B[name].t()
+                self.scales[name] * (inner[name] @ self.lora_B[name].t())
                 if name in inner
                 else x.new_zeros(*x.shape[:-1], n)
             )
             for name, n in self.rows.items()
         ]
         by_group = [out.unflatten(-1, (self.groups, -1)) for out in outputs]
-        out: Tensor = self.scale * torch.cat(by_group, dim=-1).flatten(-2)
-        return out
+        return torch.cat(by_group, dim=-1).flatten(-2)
 
 
 def add_adapters(layers: nn.ModuleList, config: RunConfig) -> None:
@@ -107,7 +119,7 @@ def _adapt(
     targets = {*config.plugins["lora"].target_modules}
     adapted = frozenset(rows) if targets & {"all-linear", name} else frozenset(rows) & targets
     if adapted:
-        linear.adapter = Adapter(config, linear.weight.shape[1], rows, groups, adapted)
+        linear.adapter = Adapter(config, name, linear.weight.shape[1], rows, groups, adapted)
 
 
 def freeze_all_but_adapters(model: nn.Module) -> None:

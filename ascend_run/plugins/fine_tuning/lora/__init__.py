@@ -9,6 +9,7 @@ import attrs
 
 from ascend_run.plugin_api import (
     ANY,
+    FrozenMapping,
     LegacyFlag,
     LinkPlace,
     Manifest,
@@ -36,6 +37,11 @@ class LoraOptions:
     """Rank of every adapter."""
     alpha: float = attrs.field(default=16.0, validator=attrs.validators.gt(0))
     """The output of an adapter is multiplied by ``alpha / rank``."""
+    rank_pattern: Mapping[str, int] = attrs.field(factory=dict, converter=FrozenMapping)
+    """Linear or part of one, as in ``target_modules`` -> its rank in place of ``rank``, as in
+    ``{linear_qkv = 16}``; a part's own value wins."""
+    alpha_pattern: Mapping[str, float] = attrs.field(factory=dict, converter=FrozenMapping)
+    """Linear or part of one -> its alpha in place of ``alpha``."""
     rslora: bool = False
     """Multiply by ``alpha / sqrt(rank)`` instead, arXiv:2312.03732."""
     dropout: float = attrs.field(

@@ -6,19 +6,18 @@ takes its rows of the product. Row-parallel (the input is sharded): A is sharded
 is replicated. Collectives are ``rank`` wide.
 """
 
-# S sequence on this rank, B micro-batch, H input and O output of the linear on this rank, R rank,
-# P adapted parts of the linear, G key-value groups on this rank, D head width
+# S sequence on this rank, B micro-batch, H input and O output of the linear on this rank, R rank
+# of a part's adapter
 
 from __future__ import annotations
 
 import hashlib
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import nullcontext
 from typing import TYPE_CHECKING, Any, TypeAlias, cast
 
 import torch
-import torch.distributed as dist
 from megatron.core.tensor_parallel import (
     copy_to_tensor_model_parallel_region,
     gather_from_sequence_parallel_region,
@@ -28,24 +27,22 @@ from megatron.core.tensor_parallel import (
 )
 from megatron.core.tensor_parallel.layers import (
     ColumnParallelLinear,
-    RowParallelLinear,
     set_tensor_model_parallel_attributes,
 )
 from megatron.core.transformer.utils import make_sharded_tensors_for_checkpoint
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from ascend_run.ops.linear.low_rank import scale_of
 from ascend_run.ops.tensor_marks import mark
 from ascend_run.plugin_api import ForwardLink
 from ascend_run.types.forward import Forward
 
-if TYPE_CHECKING:
-    from megatron.core.transformer.transformer_config import TransformerConfig
+from .linear_rows import ParallelLinear, rows_of_parts, shares_groups, tensor_group
+from .sizes import rank_of_part, scale_of_part
 
+if TYPE_CHECKING:
     from . import LoraOptions
 
-ParallelLinear: TypeAlias = ColumnParallelLinear | RowParallelLinear
 Offsets: TypeAlias = tuple[tuple[int, int, int], ...]
 """As in Megatron: (axis, index of the shard, number of shards) per axis."""
 
@@ -56,8 +53,8 @@ ADDED_BY = "lora"
 class Adapter(nn.Module):
     """Compute ``scale * B A x`` for one linear: [S, B, H] -> [S, B, O].
 
-    Parameters: ``lora_A`` [P * R, H], one block of rows per part, and ``lora_B.<part>`` [rows, R],
-    with rows in the order of Hugging Face's linear of that part.
+    Parameters: ``lora_A`` [sum of R, H], one block of rows per part, and ``lora_B.<part>``
+    [rows, R], with rows in the order of Hugging Face's linear of that part. Parts may differ in R.
 
     Args:
         linear: Megatron's linear; its weight determines device and dtype.
@@ -76,18 +73,22 @@ class Adapter(nn.Module):
     ) -> None:
         super().__init__()
         self.layer, self.name = layer_index, name
-        self.parts, self.rank = tuple(parts), options.rank
-        self.scale = scale_of(options.alpha, options.rank, rslora=options.rslora)
+        self.parts = tuple(parts)
+        self.ranks = [rank_of_part(part, options) for part in parts]
+        self.scales = {part: scale_of_part(part, options) for part in parts}
         self.dropout = options.dropout
         self.is_column = isinstance(linear, ColumnParallelLinear)
-        self.tp_group = _group(linear)
+        self.tp_group = tensor_group(linear)
         self.sequence_parallel = bool(linear.sequence_parallel)
-        self.rows = _rows_of_parts(linear, name)
-        self.shares_groups = _shares_groups(linear, name)
+        self.rows = rows_of_parts(linear, name)
+        self.shares_groups = shares_groups(linear, name)
         weight = linear.weight
-        self.lora_A = nn.Parameter(weight.new_empty(len(parts) * self.rank, weight.shape[1]))
+        self.lora_A = nn.Parameter(weight.new_empty(sum(self.ranks), weight.shape[1]))
         self.lora_B = nn.ParameterDict(
-            {part: weight.new_zeros(math.prod(self.rows[part]), self.rank) for part in parts}
+            {
+                part: weight.new_zeros(math.prod(self.rows[part]), rank)
+                for part, rank in zip(parts, self.ranks, strict=True)
+            }
         )
         for parameter in self.parameters():  # replicated as dense parameters are
             mark(parameter, ascend_added_by=ADDED_BY, allreduce=True)
@@ -109,16 +110,20 @@ class Adapter(nn.Module):
         where = f"decoder.layers.{self.layer}.{self.name}"
         size, rank = self.tp_group.size(), self.tp_group.rank()
         width = self.lora_A.shape[1] * (1 if self.is_column else size)
-        for part, block in zip(self.parts, self.lora_A.split(self.rank), strict=True):
+        for part, block in self.blocks_of_a():
             digest = hashlib.sha256(f"{seed}/{where}/{part}".encode()).digest()
             generator = torch.Generator().manual_seed(int.from_bytes(digest[:8], "little") >> 1)
             bound = 1.0 / math.sqrt(width)
-            drawn = torch.empty(self.rank, width).uniform_(-bound, bound, generator=generator)
+            drawn = torch.empty(len(block), width).uniform_(-bound, bound, generator=generator)
             block.copy_(drawn if self.is_column else drawn.chunk(size, dim=1)[rank])
 
     def forward(self, x_SBH: Tensor) -> Tensor:
         inner = F.linear(self._dropped(x_SBH), self.lora_A)
-        return self.scale * self._outer(self._exchanged(inner))
+        return self._outer(self._exchanged(inner))
+
+    def blocks_of_a(self) -> Iterator[tuple[str, Tensor]]:
+        """Yield every part and its rows of ``lora_A``, [R, H]."""
+        return zip(self.parts, self.lora_A.split(self.ranks), strict=True)
 
     def _dropped(self, x: Tensor) -> Tensor:
         if not self.training or self.dropout == 0.0:
@@ -148,15 +153,15 @@ class Adapter(nn.Module):
         return summed
 
     def _outer(self, inner: Tensor) -> Tensor:
-        """Apply every part's B in Megatron's order of rows: [.., P * R] -> [.., O]."""
-        blocks = dict(zip(self.parts, inner.split(self.rank, dim=-1), strict=True))
+        """Apply every part's B and scale in Megatron's order of rows: [.., sum of R] -> [.., O]."""
+        blocks = dict(zip(self.parts, inner.split(self.ranks, dim=-1), strict=True))
         outputs = []
         for part, (groups, rows) in self.rows.items():
             if part in blocks:
                 matrix = self.lora_B[part].to(inner.dtype)
                 if self.shares_groups:  # backward sums what the ranks' rows contribute
                     matrix = copy_to_tensor_model_parallel_region(matrix, group=self.tp_group)
-                product = F.linear(blocks[part], matrix)
+                product = self.scales[part] * F.linear(blocks[part], matrix)
                 if len(self.rows) == 1:
                     return product
                 outputs.append(product.unflatten(-1, (groups, rows)))
@@ -170,9 +175,8 @@ class Adapter(nn.Module):
     @torch.no_grad()
     def delta(self) -> Tensor:
         """Return the update of this rank's weight, [O, H], float64."""
-        width = len(self.parts) * self.rank
-        identity = torch.eye(width, dtype=torch.float64, device=self.lora_A.device)
-        return self.scale * (self._outer(identity).t() @ self.lora_A.double())
+        identity = torch.eye(sum(self.ranks), dtype=torch.float64, device=self.lora_A.device)
+        return self._outer(identity).t() @ self.lora_A.double()
 
     def sharded_state_dict(
         self,
@@ -192,44 +196,6 @@ class Adapter(nn.Module):
             dp_cp_group=(metadata or {})["dp_cp_group"],
         )
         return result
-
-
-def _group(linear: ParallelLinear) -> dist.ProcessGroup:
-    """Return the tensor-parallel group of the linear."""
-    assert linear.tp_group is not None
-    return linear.tp_group
-
-
-def _shares_groups(linear: ParallelLinear, name: str) -> bool:
-    """Return whether several ranks share a key-value group, so that a rank's rows of the QKV
-    projection are a part of one, in which queries, keys and values have unequal shares."""
-    groups = cast("TransformerConfig", linear.config).num_query_groups
-    assert groups is not None  # Megatron fills it in
-    return name.endswith("linear_qkv") and groups < _group(linear).size()
-
-
-def _rows_of_parts(linear: ParallelLinear, name: str) -> dict[str, tuple[int, int]]:
-    """Return (groups, rows per group) of every part of a linear, in Megatron's order of the output.
-
-    The rows of queries, keys and values are interleaved by key-value group; those of other linears
-    are one block per part.
-    """
-    config, rows = cast("TransformerConfig", linear.config), linear.weight.shape[0]
-    if name.endswith("linear_qkv"):
-        assert config.num_query_groups is not None  # Megatron fills both in
-        assert config.kv_channels is not None
-        groups, width = config.num_query_groups, config.kv_channels
-        if not _shares_groups(linear, name):
-            groups //= _group(linear).size()
-        queries = config.num_attention_heads // config.num_query_groups
-        return {
-            "linear_q": (groups, queries * width),
-            "linear_k": (groups, width),
-            "linear_v": (groups, width),
-        }
-    if name.endswith("linear_fc1") and config.gated_linear_unit:
-        return {"linear_fc1_gate": (1, rows // 2), "linear_fc1_up": (1, rows // 2)}
-    return {name.rpartition(".")[2]: (1, rows)}
 
 
 def attach(

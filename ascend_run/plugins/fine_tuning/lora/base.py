@@ -30,7 +30,14 @@ class BaseRecord:
 
     def state_dict(self) -> Mapping[str, object]:
         options = self._options
-        return {"base": self._base, "alpha": options.alpha, "rslora": options.rslora}
+        return {
+            "base": self._base,
+            "rank": options.rank,
+            "alpha": options.alpha,
+            "rslora": options.rslora,
+            "rank_pattern": dict(options.rank_pattern),
+            "alpha_pattern": dict(options.alpha_pattern),
+        }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Check the stored record against this run.
@@ -39,9 +46,10 @@ class BaseRecord:
             CheckpointError: The adapters were trained beside other weights, or with another scale.
         """
         now = self.state_dict()
+        state = {"rank": self._options.rank, "rank_pattern": {}, "alpha_pattern": {}, **state}
         problems = [
             f"plugins.lora.{name}={now[name]}, but the checkpoint's adapters have {state[name]}"
-            for name in ("alpha", "rslora")
+            for name in ("rank", "alpha", "rslora", "rank_pattern", "alpha_pattern")
             if state[name] != now[name]
         ]
         if state["base"] != now["base"] and self._options.checkpoint == "adapters":

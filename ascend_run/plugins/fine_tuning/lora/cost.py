@@ -16,6 +16,7 @@ from ascend_run.plugin_api import (
     Storage,
 )
 
+from .sizes import rank_of_part
 from .targets import LINEARS, model_linears, wanted_parts
 
 if TYPE_CHECKING:
@@ -61,9 +62,9 @@ def adapter_cost(
     own = tuple(p for p in rank.parameters if p.layer is None or p.layer in layers)
     rank = attrs.evolve(rank, layers=layers, parameters=own)
     parameters = tuple(_parameters(config, layout, rank, options))
-    narrow = rank.tokens * options.rank * rank.item_bytes
+    narrow = rank.tokens * rank.item_bytes
     parts = [p for p in parameters if p.name.endswith("lora_A") and p.layer == rank.layers[0]]
-    width = sum(_parts_of(p.name, config, options, p.part) for p in parts)
+    width = sum(sum(_ranks(_linear_of(p), config, options)) for p in parts)
     present = model_linears(config)
     adapted = {name for name in present if wanted_parts(options.target_modules, name, config)}
     unread = tuple(name for name, linears in _READERS.items() if adapted.isdisjoint(linears))
@@ -90,15 +91,15 @@ def _messages(
     if _shares_groups(config, layout):
         for matrix in parameters:
             if matrix.name == "linear_qkv.lora_B":
-                parts = _parts_of(matrix.name, config, options, matrix.part)
+                parts = len(_ranks(_linear_of(matrix), config, options))
                 yield _reduced(rank, parts, matrix.numel * rank.item_bytes)
-    one = rank.tokens * options.rank * rank.item_bytes
+    one = rank.tokens * rank.item_bytes
     for weight in rank.parameters:
         if weight.layer is None or weight.key not in LINEARS:
             continue
-        parts = len(wanted_parts(options.target_modules, weight.key, config))
+        width = sum(_ranks(weight.key, config, options))
         is_summed = "forward" if weight.name in _SPLIT_COLUMNS else "backward"
-        for operation, direction, nbytes in _exchanges(config, layout, is_summed, parts * one):
+        for operation, direction, nbytes in _exchanges(config, layout, is_summed, width * one):
             yield Communication(
                 operation=operation,
                 group="tp",
@@ -138,9 +139,14 @@ def _exchanges(
     yield "all_gather", other, nbytes / layout.tp
 
 
-def _parts_of(name: str, config: RunConfig, options: LoraOptions, part: str) -> int:
-    linear = f"{part}.{name.partition('.')[0]}"
-    return len(wanted_parts(options.target_modules, linear, config))
+def _linear_of(matrix: ParameterCost) -> str:
+    return f"{matrix.part}.{matrix.name.partition('.')[0]}"
+
+
+def _ranks(linear: str, config: RunConfig, options: LoraOptions) -> list[int]:
+    """Return the ranks of the adapted parts of a linear."""
+    parts = wanted_parts(options.target_modules, linear, config)
+    return [rank_of_part(part, options) for part in parts]
 
 
 def _parameters(
@@ -154,12 +160,16 @@ def _parameters(
             continue
         columns = _columns(config, rank, weight)
         shares = _rows(config, layout, rank, weight.numel // columns)
-        rows = sum(shares.get(part, weight.numel // columns) for part in parts)
+        ranks = _ranks(weight.key, config, options)
+        in_b = sum(
+            shares.get(part, weight.numel // columns) * width
+            for part, width in zip(parts, ranks, strict=True)
+        )
         # The one that is replicated over tensor-parallel ranks.
         whole = "lora_B" if weight.name in _SPLIT_COLUMNS else "lora_A"
         for name, numel in (
-            ("lora_A", len(parts) * options.rank * columns),
-            ("lora_B", rows * options.rank),
+            ("lora_A", sum(ranks) * columns),
+            ("lora_B", in_b),
         ):
             yield ParameterCost(
                 part=weight.part,

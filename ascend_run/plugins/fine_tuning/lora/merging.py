@@ -22,10 +22,11 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from ascend_run.ops.linear.low_rank import low_rank_update, scale_of, with_update
+from ascend_run.ops.linear.peft_settings import alpha_of, rank_of
 from ascend_run.plugin_api import AscendRunError, CheckpointError, StorageError
 from ascend_run.text.file_collisions import NamedPath, refuse_collisions
 
-from .peft_config import TENSOR_FILE, neutral_problems, read_adapter
+from .peft_config import TENSOR_FILE, StoredAdapter, neutral_problems, read_adapter
 
 _ADAPTER: Final = re.compile(r"base_model\.model\.(.+)\.lora_[AB]\.weight")
 
@@ -66,7 +67,7 @@ def merge_folders(base: Path, adapter: Path, target: Path) -> int:
         target.parent.mkdir(parents=True, exist_ok=True)
         beside = Path(tempfile.mkdtemp(prefix=f".{target.name}.", dir=target.parent))
         try:
-            done = _write(base, adapter, beside, files, wanted, _scale(found.config))
+            done = _write(base, found, beside, files, wanted)
             if missing := sorted(wanted - done):
                 raise CheckpointError(
                     f"the adapter in {adapter} does not fit the model in {base}",
@@ -83,17 +84,17 @@ def merge_folders(base: Path, adapter: Path, target: Path) -> int:
     return len(done)
 
 
-def _scale(config: Mapping[str, Any]) -> float:
+def _scale(config: Mapping[str, Any], module: str) -> float:
     rslora = bool(config.get("use_rslora"))
-    return scale_of(config["lora_alpha"], config["r"], rslora=rslora)
+    return scale_of(alpha_of(config, module), rank_of(config, module), rslora=rslora)
 
 
 def _write(
-    base: Path, adapter: Path, out: Path, files: Sequence[Path], wanted: set[str], scale: float
+    base: Path, adapter: StoredAdapter, out: Path, files: Sequence[Path], wanted: set[str]
 ) -> set[str]:
     """Write every file of the base with the adapted weights; return the names of those found."""
     done: set[str] = set()
-    with safe_open(adapter / TENSOR_FILE, framework="pt") as matrices:
+    with safe_open(adapter.folder / TENSOR_FILE, framework="pt") as matrices:
         for path in base.iterdir():
             if path.is_file() and path not in files:
                 shutil.copy2(path, out / path.name)
@@ -104,6 +105,7 @@ def _write(
             for name, weight in tensors.items():
                 module = name.removesuffix(".weight")
                 if module in wanted:
+                    scale = _scale(adapter.config, module)
                     tensors[name] = _merged(weight, matrices, module, scale)
                     done.add(module)
             save_file(tensors, out / path.name, metadata=metadata)

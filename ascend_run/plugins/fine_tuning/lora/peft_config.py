@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 import attrs
 
-from ascend_run.ops.linear.peft_settings import changed_settings
+from ascend_run.ops.linear.peft_settings import changed_settings, pattern_problems
 from ascend_run.plugin_api import CheckpointError
 
-from .targets import PEFT_NAMES, peft_targets
+from .sizes import alpha_of_part, rank_of_part
+from .targets import peft_names
 
 if TYPE_CHECKING:
     from ascend_run.plugin_api import RunConfig
@@ -23,8 +23,6 @@ if TYPE_CHECKING:
 CONFIG_FILE: Final = "adapter_config.json"
 TENSOR_FILE: Final = "adapter_model.safetensors"
 PREFIX: Final = "base_model.model."
-
-_TENSOR: Final = re.compile(r"base_model\.model\.model\.layers\.(\d+)\.(.+)\.lora_([AB])\.weight")
 
 
 @attrs.frozen(kw_only=True)
@@ -85,75 +83,34 @@ def neutral_problems(found: StoredAdapter) -> Iterator[str]:
     for key in ("r", "lora_alpha"):
         if not isinstance(found.config.get(key), int | float):
             yield f"plugins.lora.load: {found.folder} has no {key} in {CONFIG_FILE}"
-
-
-def config_problems(
-    found: StoredAdapter, config: RunConfig, options: LoraOptions, parts: Sequence[str]
-) -> Iterator[str]:
-    """Yield why a stored adapter does not match this run.
-
-    Args:
-        parts: The parts that the run adapts.
-    """
-    folder, stored = found.folder, found.config
-    yield from neutral_problems(found)
-    for key, ours, theirs in (
-        ("rank", options.rank, stored.get("r")),
-        ("alpha", options.alpha, stored.get("lora_alpha")),
-        ("rslora", options.rslora, stored.get("use_rslora", False)),
-    ):
-        if ours != theirs:
-            yield (
-                f"plugins.lora.{key}={ours}, but the adapter in {folder} has {theirs}; set "
-                f"plugins.lora.{key}={theirs}"
-            )
-    yield from _tensor_problems(found, config, parts)
-
-
-def _tensor_problems(
-    found: StoredAdapter, config: RunConfig, parts: Sequence[str]
-) -> Iterator[str]:
-    names = PEFT_NAMES[config.model.family]
-    part_of = {module: part for part, module in names.items()}
-    stored: set[str] = set()
-    foreign: list[str] = []
-    for name in sorted(found.shapes):
-        match = _TENSOR.fullmatch(name)
-        part = part_of.get(match[2]) if match else None
-        if match is None or part is None or int(match[1]) >= config.model.num_layers:
-            foreign.append(name)
-        else:
-            stored.add(part)
-    if foreign:
-        more = f" and {len(foreign) - 3} more" if len(foreign) > 3 else ""
-        yield (
-            f"plugins.lora.load: {found.folder} holds tensors that this model does not have: "
-            f"{', '.join(foreign[:3])}{more}"
-        )
-    if stored != set(parts):
-        its = ",".join(part for part in names if part in stored)
-        yield (
-            f"plugins.lora.load: the adapter in {found.folder} adapts other parts than this run; "
-            f"set plugins.lora.target_modules={its or 'none'}"
-        )
+    for problem in pattern_problems(found.config):
+        yield f"plugins.lora.load: {found.folder}: {problem}"
 
 
 def peft_config(config: RunConfig, options: LoraOptions, parts: Sequence[str]) -> dict[str, object]:
     """Return the content of ``adapter_config.json``."""
-    alpha = options.alpha
+    names = dict(zip(parts, peft_names(parts, config), strict=True))
+    ranks = {names[part]: rank_of_part(part, options) for part in parts}
+    alphas = {names[part]: _whole(alpha_of_part(part, options)) for part in parts}
     return {
+        "alpha_pattern": {n: a for n, a in sorted(alphas.items()) if a != options.alpha},
         "base_model_name_or_path": config.model.hf_path,
         "bias": "none",
         "fan_in_fan_out": False,
         "inference_mode": True,
         "init_lora_weights": True,
-        "lora_alpha": int(alpha) if alpha == int(alpha) else alpha,
+        "lora_alpha": _whole(options.alpha),
         "lora_dropout": options.dropout,
         "modules_to_save": None,
         "peft_type": "LORA",
         "r": options.rank,
-        "target_modules": peft_targets(parts, config),
+        "rank_pattern": {n: r for n, r in sorted(ranks.items()) if r != options.rank},
+        "target_modules": sorted(names.values()),
         "task_type": "CAUSAL_LM",
         "use_dora": False,
         "use_rslora": options.rslora,
     }
+
+
+def _whole(value: float) -> float:
+    return int(value) if value == int(value) else value

@@ -64,7 +64,7 @@ def _stored_parts(
     for adapter in found:
         tp = (adapter.tp_group.rank(), adapter.tp_group.size())
         of_b = tp if adapter.is_column and not adapter.shares_groups else (0, 1)
-        for part, block in zip(adapter.parts, adapter.lora_A.split(adapter.rank), strict=True):
+        for part, block in adapter.blocks_of_a():
             name = PREFIX + peft_module(part, adapter.layer, config.model.family)
             a, b = f"{name}.lora_A.weight", f"{name}.lora_B.weight"
             yield a, block, 1, (0, 1) if adapter.is_column else tp

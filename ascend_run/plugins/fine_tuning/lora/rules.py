@@ -9,7 +9,9 @@ from typing import TYPE_CHECKING
 from ascend_run.plugin_api import CheckpointError
 from ascend_run.text.file_collisions import NamedPath, file_collisions
 
-from .peft_config import TENSOR_FILE, config_problems, export_folder, read_adapter
+from .peft_checks import config_problems
+from .peft_config import TENSOR_FILE, export_folder, read_adapter
+from .sizes import pattern_problems
 from .targets import (
     ALL,
     FEED_FORWARD,
@@ -29,6 +31,8 @@ if TYPE_CHECKING:
 def problems(config: RunConfig, options: LoraOptions) -> list[str]:
     """Return one sentence for each conflict."""
     found = [*_target_problems(config, options)]
+    if not found:
+        found += pattern_problems(config, options)
     if not found:
         found += _peft_problems(config, options)
     return [f"lora: {problem}" for problem in found]

@@ -105,16 +105,16 @@ def peft_module(part: str, layer_index: int, family: str) -> str:
     return f"model.layers.{layer_index}.{PEFT_NAMES[family][part]}"
 
 
-def peft_targets(parts: Sequence[str], config: RunConfig) -> list[str]:
-    """Return PEFT's ``target_modules``, which are ends of names.
+def peft_names(parts: Sequence[str], config: RunConfig) -> list[str]:
+    """Return the ends of names by which PEFT's settings select the modules of parts.
 
     Shared experts have linears with the last names of those of a dense MLP.
     """
     names = [PEFT_NAMES[config.model.family][part] for part in parts]
     shared = config.model.moe_shared_expert_intermediate_size
-    return sorted(
+    return [
         name if shared and name.startswith("mlp.") else name.rpartition(".")[2] for name in names
-    )
+    ]
 
 
 def adapted(targets: Sequence[str], config: RunConfig) -> list[str]:
@@ -125,6 +125,12 @@ def adapted(targets: Sequence[str], config: RunConfig) -> list[str]:
         if not (linear.startswith("mlp.") and only_experts(config))
         for part in wanted_parts(targets, linear, config)
     ]
+
+
+def linear_of(part: str) -> str:
+    """Return the linear that a part belongs to, without its block."""
+    found = (name for name, parts in LINEARS.items() if part in parts)
+    return next(found, part).rpartition(".")[2]
 
 
 def only_experts(config: RunConfig) -> bool:

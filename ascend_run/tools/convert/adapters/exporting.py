@@ -14,6 +14,7 @@ import torch
 from safetensors import safe_open
 
 from ascend_run.core.hugging_face.parameter_rows import parameter_sources
+from ascend_run.ops.linear.peft_settings import pattern_of
 from ascend_run.plugin_api.errors import CheckpointError
 from ascend_run.prepare.config.reading import read_raw
 from ascend_run.tools.convert.formats.model_source import ModelSource, Progress
@@ -24,7 +25,7 @@ from ascend_run.tools.convert.write_queue import write_queue
 
 from .peft import CONFIG, TENSORS
 from .peft_tensors import PeftModule, peft_modules, peft_tensors
-from .run_adapters import adapter_record, has_adapters
+from .run_adapters import adapter_record, alpha_of_part, has_adapters
 
 
 @attrs.frozen(kw_only=True)
@@ -100,29 +101,33 @@ def read_back(adapters: RunAdapters, folder: Path, stack: ExitStack) -> ModelSou
 def _settings(
     source: ModelSource, modules: Sequence[PeftModule], record: Mapping[str, Any]
 ) -> dict[str, object]:
-    """Return what a plain LoRA of these modules has in ``adapter_config.json``.
-
-    Raises:
-        CheckpointError: The adapters have several ranks.
-    """
-    ranks = sorted({one.rank for one in modules})
-    if len(ranks) > 1:
-        raise CheckpointError(f"the adapters in {source.folder} have ranks {ranks}, expected one")
-    alpha = record["alpha"]
+    """Return what a plain LoRA of these modules has in ``adapter_config.json``."""
+    rank: int = record.get("rank", modules[0].rank)
+    alpha: float = record["alpha"]
+    alphas = {
+        one.module: alpha_of_part(record, one.linear.rpartition(".")[2], one.part)
+        for one in modules
+    }
     return {
+        "rank_pattern": pattern_of({one.module: one.rank for one in modules}, rank),
+        "alpha_pattern": {key: _whole(value) for key, value in pattern_of(alphas, alpha).items()},
         "bias": "none",
         "fan_in_fan_out": modules[0].transposed,
         "inference_mode": True,
         "init_lora_weights": True,
-        "lora_alpha": int(alpha) if alpha == int(alpha) else alpha,
+        "lora_alpha": _whole(alpha),
         "modules_to_save": None,
         "peft_type": "LORA",
-        "r": ranks[0],
+        "r": rank,
         "target_modules": _targets(source, {one.module for one in modules}),
         "task_type": "CAUSAL_LM",
         "use_dora": False,
         "use_rslora": record["rslora"],
     }
+
+
+def _whole(value: float) -> float:
+    return int(value) if value == int(value) else value
 
 
 def _targets(source: ModelSource, modules: set[str]) -> list[str]:

@@ -26,7 +26,12 @@ from ascend_run.core.hugging_face.parameter_rows import (
     stored_shapes,
 )
 from ascend_run.ops.linear.low_rank import low_rank_update, scale_of
-from ascend_run.ops.linear.peft_settings import changed_settings
+from ascend_run.ops.linear.peft_settings import (
+    alpha_of,
+    changed_settings,
+    pattern_problems,
+    rank_of,
+)
 from ascend_run.plugin_api.error_text import show
 from ascend_run.plugin_api.errors import CheckpointError
 from ascend_run.tools.convert.formats.model_source import ModelSource
@@ -49,6 +54,9 @@ def with_peft_adapter(source: ModelSource, folder: Path, stack: ExitStack) -> Mo
             model. Lists all problems.
     """
     adapter = _opened(folder, stack)
+    headline = f"the adapter in {folder} cannot be merged into {source.folder}"
+    if problems := [*pattern_problems(adapter.config)]:
+        raise CheckpointError(headline, problems)
     problems = [*adapter.problems()]
     updates: dict[str, Update] = {}
     found: set[str] = set()
@@ -69,7 +77,6 @@ def with_peft_adapter(source: ModelSource, folder: Path, stack: ExitStack) -> Mo
         updates[name] = _update(adapter, runs, shape)
     problems += [f"{module}.weight is not in the model" for module in adapter.modules - found]
     if problems:
-        headline = f"the adapter in {folder} cannot be merged into {source.folder}"
         raise CheckpointError(headline, sorted(problems))
     return merged(source, updates)
 
@@ -102,7 +109,7 @@ class _Adapter:
 
     def incompatible_tensors(self, runs: list[RowRun], shape: tuple[int, ...]) -> Iterator[str]:
         """Yield why matrices do not fit the stored tensors of a parameter."""
-        rank = self.config.get("r")
+        config = {"r": None, **self.config}
         transposed = bool(self.config.get("fan_in_fan_out"))
         for name, stored in stored_shapes(runs, shape).items():
             module = _module(name)
@@ -110,6 +117,7 @@ class _Adapter:
                 yield f"{module} is no linear layer"
                 continue
             rows, columns = stored[::-1] if runs[0].transposed else stored
+            rank = rank_of(config, module)
             for part, wanted in (("A", (rank, columns)), ("B", (rows, rank))):
                 found = self.shapes.get(f"base_model.model.{module}.lora_{part}.weight")
                 if found != wanted:
@@ -117,6 +125,10 @@ class _Adapter:
                     yield f"{module}.lora_{part} is {shown}, expected {[*wanted]}"
             if transposed is not runs[0].transposed:
                 yield f"{module}: fan_in_fan_out is {transposed}, expected {not transposed}"
+
+    def scale(self, module: str) -> float:
+        rank, alpha = rank_of(self.config, module), alpha_of(self.config, module)
+        return scale_of(alpha, rank, rslora=bool(self.config.get("use_rslora")))
 
     def matrix(self, module: str, part: str) -> Tensor:
         try:
@@ -146,10 +158,10 @@ def _opened(folder: Path, stack: ExitStack) -> _Adapter:
 def _update(adapter: _Adapter, runs: list[RowRun], shape: tuple[int, ...]) -> Update:
     def update(dtype: torch.dtype) -> Tensor:
         result = torch.zeros(shape, dtype=dtype)
-        rank, alpha = adapter.config["r"], adapter.config["lora_alpha"]
-        scale = scale_of(alpha, rank, rslora=bool(adapter.config.get("use_rslora")))
         for run in runs:
-            a, b = (adapter.matrix(_module(run.hf), part) for part in "AB")
+            module = _module(run.hf)
+            a, b = (adapter.matrix(module, part) for part in "AB")
+            scale = adapter.scale(module)
             b_of_run = b[run.hf_start : run.hf_start + run.rows]
             rows = result if run.expert is None else result[run.expert]
             rows[run.start : run.start + run.rows] = low_rank_update(a, b_of_run, scale, dtype)

@@ -34,8 +34,8 @@ class PeftModule:
     """Whether its weight is stored transposed, as in GPT-2's Conv1D."""
     linear: str
     part: str
-    block: int
-    """Index of its rows in the linear's ``lora_A``."""
+    start: int
+    """Its first row in the linear's ``lora_A``."""
     rank: int
     rows: Tensor
     """Rows of the part's ``lora_B`` in the order of the module."""
@@ -95,7 +95,7 @@ def peft_tensors(
 def _reader_of_a(adapters: ModelSource, one: PeftModule) -> Callable[[], Tensor]:
     def read() -> Tensor:
         whole = adapters.tensor(f"{one.linear}.adapter.lora_A")
-        return whole[one.block * one.rank : (one.block + 1) * one.rank]
+        return whole[one.start : one.start + one.rank]
 
     return read
 
@@ -110,8 +110,10 @@ def _of_linear(
     """Yield the modules of the parts that are one."""
     short = linear.rpartition(".")[2]
     columns = adapters.headers[f"{linear}.adapter.lora_A"].shape[1]
-    for block, part in enumerate(parts):
+    end = 0
+    for part in parts:
         b = adapters.headers[f"{linear}.adapter.lora_B.{part}"]
+        start, end = end, end + b.shape[1]
         # Row of the part, from 1, by row of the weight; 0: a row of another part.
         numbers = torch.arange(1, len(b) + 1)[:, None]
         numbers = in_megatrons_order(short, {part: numbers}, adapters.config)[:, 0]
@@ -122,7 +124,7 @@ def _of_linear(
                 transposed=source.transposed,
                 linear=linear,
                 part=part,
-                block=block,
+                start=start,
                 rank=b.shape[1],
                 rows=own[1],
             )

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from ascend_run.core.hooks import Hooks
 from ascend_run.core.hugging_face.derived_fields import model_value
-from ascend_run.ops.linear.low_rank import low_rank_update, scale_of
+from ascend_run.ops.linear.low_rank import low_rank_update, of_part, scale_of
 from ascend_run.plugin_api.errors import CheckpointError
 from ascend_run.registry.discovery import discover
 from ascend_run.tools.convert.formats.model_source import ModelSource
@@ -66,7 +66,8 @@ def require_same_base(values: Mapping[str, Any], adapters: ModelSource, base: Mo
     """
     record = adapter_record(values, adapters)
     plugin: Any = discover().load([_PLUGIN])[_PLUGIN]
-    options = plugin.config_class(alpha=record["alpha"], rslora=record["rslora"])
+    given = {name: value for name, value in record.items() if name != "base"}
+    options = plugin.config_class(**given)
     model = FieldSection({**base.config.model, "hf_path": str(base.folder)})
     context = SimpleNamespace(config=attrs.evolve(base.config, model=model))
     entries = Hooks([plugin(options)]).merge("ascend_checkpoint_entries", context=context)
@@ -94,11 +95,11 @@ def with_run_adapters(
         header = base.headers[weight]
         under = f"{linear}.adapter.lora_"
         a = adapters.headers.get(f"{under}A", torch.empty(0, 0))
-        ranks = {adapters.headers[f"{under}B.{part}"].shape[1] for part in order}
-        if a.shape[1] != header.shape[1] or ranks != {a.shape[0] / max(1, len(order))}:
+        ranks = _ranks(adapters, linear, order)
+        if a.shape[1] != header.shape[1] or sum(ranks) != len(a) or not ranks:
             problems.append(
                 f"{linear}: lora_A is {[*a.shape]} beside {len(order)} lora_B of rank "
-                f"{sorted(ranks)}, the weight {[*header.shape]}"
+                f"{sorted({*ranks})}, the weight {[*header.shape]}"
             )
             continue
         updates[weight] = _update(adapters, record, linear, order, base.config)
@@ -126,17 +127,27 @@ def _update(
 ) -> Update:
     def update(dtype: torch.dtype) -> Tensor:
         a = adapters.tensor(f"{linear}.adapter.lora_A")
-        rank = len(a) // len(order)
-        scale = scale_of(record["alpha"], rank, rslora=record["rslora"])
-        updates = {
-            part: low_rank_update(
-                block, adapters.tensor(f"{linear}.adapter.lora_B.{part}"), scale, dtype
-            )
-            for part, block in zip(order, a.split(rank), strict=True)
-        }
-        return in_megatrons_order(linear.rpartition(".")[2], updates, config)
+        short, updates = linear.rpartition(".")[2], {}
+        blocks = a.split(_ranks(adapters, linear, order))
+        for part, block in zip(order, blocks, strict=True):
+            alpha = alpha_of_part(record, short, part)
+            scale = scale_of(alpha, len(block), rslora=record["rslora"])
+            b = adapters.tensor(f"{linear}.adapter.lora_B.{part}")
+            updates[part] = low_rank_update(block, b, scale, dtype)
+        return in_megatrons_order(short, updates, config)
 
     return update
+
+
+def alpha_of_part(record: Mapping[str, Any], linear: str, part: str) -> float:
+    """Return the alpha of a part's adapter from what the plugin has stored."""
+    pattern: Mapping[str, float] = record.get("alpha_pattern", {})
+    return of_part(pattern, linear, part, record["alpha"])
+
+
+def _ranks(adapters: ModelSource, linear: str, order: list[str]) -> list[int]:
+    """Return the rank of each part, in the order of the blocks of ``lora_A``."""
+    return [adapters.headers[f"{linear}.adapter.lora_B.{part}"].shape[1] for part in order]
 
 
 def in_megatrons_order(linear: str, updates: Mapping[str, Tensor], config: RunConfig) -> Tensor:

@@ -52,7 +52,7 @@ def run_once(
         return Outcome(logits, loss.detach(), gradients, trained, merged)
 
 
-def hf_names(gradients: dict[str, Tensor], rank: int) -> dict[str, Tensor]:
+def hf_names(gradients: dict[str, Tensor]) -> dict[str, Tensor]:
     """Rename ours to PEFT's names, written out by hand."""
     parts = {
         "self_attention.linear_qkv": {"linear_q": "q_proj", "linear_k": "k_proj",
@@ -73,8 +73,9 @@ def hf_names(gradients: dict[str, Tensor], rank: int) -> dict[str, Tensor]:
         own = parts[f"{module}.{linear}"]
         at = f"base_model.model.model.layers.{layer}.{owner}"
         if rest == ["lora_A"]:
-            present = [p for p in own if name.replace("lora_A", f"lora_B.{p}") in gradients]
-            for part, block in zip(present, gradient.split(rank), strict=True):
+            of_b = {part: gradients.get(name.replace("lora_A", f"lora_B.{part}")) for part in own}
+            ranks = {part: b.shape[1] for part, b in of_b.items() if b is not None}
+            for part, block in zip(ranks, gradient.split([*ranks.values()]), strict=True):
                 named[f"{at}.{own[part]}.lora_A.weight"] = block
         else:
             named[f"{at}.{own[rest[1]]}.lora_B.weight"] = gradient

@@ -15,7 +15,7 @@ from tests.support.loaded_model import largest_difference
 from tests.support.tiny_llama import write_llama
 
 from .lora_jobs import base_values, hf_names, run_once
-from .peft_models import EVERY, RANK, peft_model, trained, write_peft
+from .peft_models import EVERY, peft_model, trained, write_peft
 
 TOLERANCE = 1e-5
 VOCAB = 61
@@ -57,7 +57,7 @@ def test_logits_and_every_adapters_gradient_are_pefts(
     assert largest_difference(outcome.logits_BSV, logits.detach()) < TOLERANCE
     assert largest_difference(outcome.loss, loss.detach()) < TOLERANCE
     expected = {name: p.grad for name, p in trained(model).items()}
-    gradients = hf_names(outcome.gradients, RANK)
+    gradients = hf_names(outcome.gradients)
     assert gradients.keys() == expected.keys()
     for name, gradient in gradients.items():
         assert largest_difference(gradient, expected[name]) < TOLERANCE, name
@@ -84,6 +84,33 @@ def test_the_scale_is_pefts(
     assert largest_difference(outcome.logits_BSV, logits) < TOLERANCE
 
 
+def test_ranks_and_alphas_by_module_are_pefts(
+    gloo_pool: GlooPool, base: str, batch: tuple[Tensor, Tensor], tmp_path: Path
+) -> None:
+    ranks, alphas = {"q_proj": 2, "v_proj": 3, "down_proj": 6}, {"k_proj": 5, "gate_proj": 3}
+    model = peft_model(base, use_rslora=True, rank_pattern=ranks, alpha_pattern=alphas)
+    adapter = write_peft(model, tmp_path)
+    tokens, labels = batch
+    logits = model(input_ids=tokens).logits
+    F.cross_entropy(logits.flatten(0, 1), labels.flatten(), reduction="sum").backward()
+    values = base_values(
+        base,
+        adapter,
+        plugins__lora__rslora=True,
+        plugins__lora__rank_pattern={"linear_q": 2, "linear_v": 3, "linear_fc2": 6},
+        plugins__lora__alpha_pattern={"linear_k": 5.0, "linear_fc1_gate": 3.0},
+    )
+    (outcome,) = gloo_pool.run(run_once, 1, values, tokens, labels)
+    assert largest_difference(outcome.logits_BSV, logits.detach()) < TOLERANCE
+    assert outcome.merged_logits_BSV is not None
+    assert largest_difference(outcome.merged_logits_BSV, logits.detach()) < TOLERANCE
+    gradients = hf_names(outcome.gradients)
+    expected = {name: p.grad for name, p in trained(model).items()}
+    assert gradients.keys() == expected.keys()
+    for name, gradient in gradients.items():
+        assert largest_difference(gradient, expected[name]) < TOLERANCE, name
+
+
 def test_a_new_adapter_leaves_the_model_as_it_is(
     gloo_pool: GlooPool, base: str, batch: tuple[Tensor, Tensor]
 ) -> None:
@@ -91,6 +118,6 @@ def test_a_new_adapter_leaves_the_model_as_it_is(
     plain = {k: v for k, v in base_values(base).items() if not k.startswith("plugins.")}
     (bare,) = gloo_pool.run(run_once, 1, plain, *batch, ())
     assert torch.equal(adapted.logits_BSV, bare.logits_BSV)
-    gradients = hf_names(adapted.gradients, RANK)
+    gradients = hf_names(adapted.gradients)
     assert all(not g.any() for name, g in gradients.items() if "lora_A" in name)
     assert all(g.any() for name, g in gradients.items() if "lora_B" in name)

@@ -40,7 +40,8 @@ def check_merged(folder: Path, base: str, want: dict[str, torch.Tensor], changed
 
 def test_an_adapter_of_peft_is_merged_as_peft_merges_it(tmp_path: Path) -> None:
     base = write_llama(tmp_path / "base", 61)
-    adapter = write_peft(peft_model(base, use_rslora=True), tmp_path / "adapter")
+    sizes = {"rank_pattern": {"v_proj": 2, "layers.1.mlp.up_proj": 6}, "alpha_pattern": {"q_.*": 9}}
+    adapter = write_peft(peft_model(base, use_rslora=True, **sizes), tmp_path / "adapter")
     assert convert("--to", "mp-rank", "--tp", "2", base, tmp_path / "files") == 0
     assert convert("--to", "hf", "--adapter", adapter, tmp_path / "files", tmp_path / "out") == 0
     check_merged(tmp_path / "out", base, merged_by_peft(base, adapter), 14)
@@ -68,6 +69,8 @@ def test_a_run_on_two_ranks_becomes_its_merged_model(
         "plugins.lora.rank": RANK,
         "plugins.lora.alpha": float(ALPHA),
         "plugins.lora.rslora": True,
+        "plugins.lora.rank_pattern": {"linear_v": 2, "linear_fc2": 6},
+        "plugins.lora.alpha_pattern": {"linear_qkv": 3.0, "linear_v": 5.0},
         "plugins.lora.checkpoint": contents,
         "plugins.lora.target_modules": [
             "linear_q", "linear_v", "linear_fc1_gate", "linear_proj", "linear_fc2"
@@ -85,6 +88,8 @@ def test_a_run_on_two_ranks_becomes_its_merged_model(
     assert convert("--to", "peft", tmp_path / "run", tmp_path / "written") == 0
     own, written = (json.loads((f / "adapter_config.json").read_text()) for f in adapters)
     assert own == written
+    assert own["rank_pattern"] == {"down_proj": 6, "v_proj": 2}
+    assert own["alpha_pattern"] == {"q_proj": 3, "v_proj": 5}
     own, written = (load_file(folder / "adapter_model.safetensors") for folder in adapters)
     assert own.keys() == written.keys()
     assert all(torch.equal(own[name], written[name]) for name in own)

@@ -51,6 +51,19 @@ def test_adapters_of_latents_have_their_widths(targets: list[str], width: int) -
     assert cost.parameters == plain.parameters + cost.trained_parameters
 
 
+def test_ranks_by_module_are_counted() -> None:
+    """Queries of 32, keys and values of 8."""
+    config = {
+        **DENSE,
+        "plugins.lora.target_modules": ["linear_qkv", "linear_fc2"],
+        "plugins.lora.rank": 4,
+        "plugins.lora.rank_pattern": {"linear_qkv": 2, "linear_v": 3, "linear_fc2": 5},
+    }
+    _, (cost,) = planned(config, ("lora",))
+    width = 2 * (32 + 32) + 2 * (32 + 8) + 3 * (32 + 8) + 5 * (48 + 32)
+    assert cost.trained_parameters == 2 * width
+
+
 @pytest.mark.exhaustive(by=lambda sequence_parallel: [sequence_parallel])
 @pytest.mark.parametrize(
     ("ranks", "sequence_parallel"), [(2, True), (2, False), (4, True)], ids=str
@@ -65,6 +78,7 @@ def test_adapters_send_what_was_expected(
         "parallel.tensor_model_parallel_size": ranks,
         "parallel.sequence_parallel": sequence_parallel,
         "plugins.lora.target_modules": ["linear_q", "linear_v", "linear_proj", "linear_fc1"],
+        "plugins.lora.rank_pattern": {"linear_v": 4, "linear_fc1": 2},
     }
     assert differences(gloo_pool, config, ("lora",)) == []
 

@@ -26,7 +26,6 @@ from tests.support.loaded_model import largest_difference, loaded_gradients
 from .lora_jobs import base_values, hf_names, run_once
 from .peft_models import (
     LATENT,
-    RANK,
     peft_model,
     read_peft,
     trained,
@@ -86,7 +85,7 @@ def test_logits_and_every_gradient_are_those_of_peft(
 
     assert largest_difference(outcome.logits_BSV, logits.detach()) < TOLERANCE
     expected = {name: p.grad for name, p in trained(model).items()}
-    gradients = hf_names(outcome.gradients, RANK)
+    gradients = hf_names(outcome.gradients)
     assert gradients.keys() == expected.keys()
     for name, gradient in gradients.items():
         assert largest_difference(gradient, expected[name]) < TOLERANCE, name
@@ -107,6 +106,15 @@ def adapters_alone(outcomes: Sequence[RankOutcome]) -> list[RankOutcome]:
 
 TP = {"parallel.tensor_model_parallel_size": 2}
 SP = {**TP, "parallel.sequence_parallel": True}
+PATTERNS = {
+    "rank_pattern": {"q_b_proj": 2, "up_proj": 6},
+    "alpha_pattern": {"q_b_proj": 5, "o_proj": 3},
+}
+SAME = {
+    "plugins.lora.rank_pattern": {"linear_q_up_proj": 2, "linear_fc1_up": 6},
+    "plugins.lora.alpha_pattern": {"linear_q_up_proj": 5.0, "linear_proj": 3.0},
+}
+"""The same in a run."""
 LAYOUTS: dict[str, tuple[str, tuple[str, ...], dict[str, Any]]] = {
     "tp=2": ("minicpm3", (*LATENT, *MLP), TP),
     "tp=2 sp": ("minicpm3", (*LATENT, *MLP), SP),
@@ -122,11 +130,13 @@ def test_gradients_under_tensor_parallelism_are_those_of_one_rank(
     """Every adapter's, in float64."""
     family, theirs, config = LAYOUTS[layout]
     base = write_latent(tmp_path / "base", family)
-    adapter = write_peft(peft_model(base, targets=theirs), tmp_path / "adapter")
+    patterns = {} if theirs is LATENT else PATTERNS
+    adapter = write_peft(peft_model(base, targets=theirs, **patterns), tmp_path / "adapter")
     ours = [*ATTENTION] if theirs is LATENT else ["all-linear"]
     values = {
         **base_values(base, adapter, model__family=family, plugins__lora__target_modules=ours),
         "train.global_batch_size": 2,
+        **(SAME if patterns else {}),
     }
     plain, cut = (
         [each for (each,) in gloo_pool.run(loaded_gradients, ranks, [(run, ("lora",))], *batch)]

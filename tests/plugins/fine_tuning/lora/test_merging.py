@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import warnings
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -22,10 +23,14 @@ def merge(base: str, adapter: str, target: Path) -> tuple[int, str]:
     return done.exit_code, done.output
 
 
-@pytest.mark.parametrize("rslora", [False, True])
-def test_the_merged_model_is_pefts(tmp_path: Path, rslora: bool) -> None:
+@pytest.mark.parametrize(
+    "options",
+    [{}, {"use_rslora": True, "rank_pattern": {"k_proj": 2}, "alpha_pattern": {"up_proj": 9}}],
+    ids=["one scale", "scales by module"],
+)
+def test_the_merged_model_is_pefts(tmp_path: Path, options: dict[str, Any]) -> None:
     base = write_llama(tmp_path / "base", 61)
-    model = peft_model(base, use_rslora=rslora)
+    model = peft_model(base, **options)
     adapter = write_peft(model, tmp_path / "adapter")
     code, output = merge(base, adapter, tmp_path / "merged")
     assert code == 0, output

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import struct
 from pathlib import Path
 from typing import Any
@@ -10,8 +11,9 @@ from typing import Any
 import pytest
 
 from ascend_run.core.hooks import Hooks
-from ascend_run.plugin_api import Layout, RunConfig
+from ascend_run.plugin_api import CheckpointError, Layout, RunConfig
 from ascend_run.plugins.fine_tuning.lora import Lora, LoraOptions
+from ascend_run.plugins.fine_tuning.lora.base import BaseRecord
 from ascend_run.plugins.fine_tuning.lora.peft_config import peft_config
 from ascend_run.types.config import RunSection
 from tests.support.tiny_configs import model_fields, parallel_fields
@@ -41,10 +43,17 @@ def problems(options: dict[str, Any], output_dir: str = "runs/x", **model: Any) 
     return [problem for _, found in results for problem in found]
 
 
-def write_header(folder: Path, modules: tuple[str, ...] = MODULES, **config: Any) -> str:
+def write_header(
+    folder: Path, modules: tuple[str, ...] = MODULES, num_layers: int = 1, **config: Any
+) -> str:
     """Write an adapter's config and the header of its tensors, which is all that a check reads."""
     folder.mkdir(parents=True, exist_ok=True)
-    names = [f"base_model.model.model.layers.0.{m}.lora_{p}.weight" for m in modules for p in "AB"]
+    names = [
+        f"base_model.model.model.layers.{layer}.{module}.lora_{part}.weight"
+        for layer in range(num_layers)
+        for module in modules
+        for part in "AB"
+    ]
     header = json.dumps({name: {"shape": [8, 8]} for name in names}).encode()
     (folder / "adapter_model.safetensors").write_bytes(struct.pack("<Q", len(header)) + header)
     stored = {"peft_type": "LORA", "r": 8, "lora_alpha": 16, **config}
@@ -130,7 +139,19 @@ def test_a_family_that_peft_names_are_not_known_of_is_not_exported() -> None:
         ({"use_dora": True}, "has use_dora=True; only False is supported"),
         ({"bias": "all"}, "has bias='all'"),
         ({"modules_to_save": ["lm_head"]}, "has modules_to_save=['lm_head']"),
-        ({"rank_pattern": {"q_proj": 2}}, "has rank_pattern={'q_proj': 2}"),
+        (
+            {"rank_pattern": {"q_proj": 2, ".*v_proj": 4}},
+            "plugins.lora.rank=8 and plugins.lora.rank_pattern={}, but",
+        ),
+        (
+            {"rank_pattern": {"q_proj": 2, ".*v_proj": 4}},
+            "set plugins.lora.rank=8 and plugins.lora.rank_pattern={linear_q = 2, linear_v = 4}",
+        ),
+        ({"alpha_pattern": {"o_proj": 3.5}}, "plugins.lora.alpha_pattern={linear_proj = 3.5}"),
+        ({"rank_pattern": {"q_proj": 0}}, "rank_pattern has 'q_proj': 0, expected a rank of"),
+        ({"rank_pattern": {"(": 2}}, "rank_pattern has '(', which is no regular expression"),
+        ({"alpha_pattern": {"q_proj": "x"}}, "alpha_pattern has 'q_proj': 'x', expected a number"),
+        ({"alpha_pattern": [3]}, "alpha_pattern is [3], expected a table of modules"),
         ({"init_lora_weights": "pissa"}, "has init_lora_weights='pissa'"),
         ({"peft_type": "LOHA"}, "has peft_type='LOHA'"),
         ({"fan_in_fan_out": True}, "has fan_in_fan_out=True; only False is supported"),
@@ -151,6 +172,65 @@ def test_exported_targets_leave_out_shared_experts(shared: int | None, gate: str
     )
     written = peft_config(config, LoraOptions(), ["linear_kv_up_proj", "linear_fc1_gate"])
     assert written["target_modules"] == sorted(["kv_b_proj", gate])
+
+
+def test_patterns_that_match_a_stored_adapter_raise_no_problem(tmp_path: Path) -> None:
+    folder = write_header(tmp_path, rank_pattern={"[qkv]_proj": 2}, alpha_pattern={"mlp.*": 3})
+    options = {
+        "load": folder,
+        "rank_pattern": {"linear_qkv": 2},
+        "alpha_pattern": {"linear_fc1": 3.0, "linear_fc2": 3.0},
+    }
+    assert problems(options) == []
+    (told,) = problems({**options, "rank_pattern": {"linear_qkv": 2, "linear_v": 4}})
+    wanted = "{linear_q = 2, linear_k = 2, linear_v = 2}"
+    assert f"set plugins.lora.rank=8 and plugins.lora.rank_pattern={wanted}" in told
+
+
+def test_a_stored_rank_by_layer_is_refused(tmp_path: Path) -> None:
+    folder = write_header(tmp_path, num_layers=2, rank_pattern={"layers.1.self_attn.q_proj": 2})
+    (told,) = problems({"load": folder}, num_layers=2)
+    assert "has several ranks for a linear, by layer: {'linear_q': [2, 8]}" in told
+
+
+@pytest.mark.parametrize(
+    ("options", "expected"),
+    [
+        ({"rank_pattern": {"q_proj": 2}}, "rank_pattern names 'q_proj'; expected some of linear_q"),
+        ({"alpha_pattern": {"all-linear": 2.0}}, "alpha_pattern names 'all-linear'; expected"),
+        ({"rank_pattern": {"linear_q": 0}}, "rank_pattern has linear_q=0; expected a rank of at"),
+        ({"alpha_pattern": {"linear_fc1": -1.0}}, "alpha_pattern has linear_fc1=-1.0; expected a"),
+        (
+            {"target_modules": ("linear_q",), "rank_pattern": {"linear_qkv": 2, "linear_v": 2}},
+            "rank_pattern names 'linear_v', which has no adapter; add it to plugins.lora.target",
+        ),
+    ],
+)
+def test_a_pattern_of_what_has_no_adapter_is_refused(
+    options: dict[str, Any], expected: str
+) -> None:
+    (told,) = problems(options)
+    assert expected in told
+
+
+@pytest.mark.parametrize(
+    ("options", "expected"),
+    [
+        ({"rank": 4}, "plugins.lora.rank=4, but the checkpoint's adapters have 8"),
+        ({"rank_pattern": {"linear_q": 2}}, "rank_pattern={'linear_q': 2}, but the checkpoint's"),
+        ({"alpha_pattern": {"linear_q": 2.0}}, "alpha_pattern={'linear_q': 2.0}, but the check"),
+    ],
+)
+def test_a_resumed_run_has_the_ranks_and_alphas_of_its_adapters(
+    options: dict[str, Any], expected: str
+) -> None:
+    config = RunConfig(
+        run=RunSection(output_dir="runs/x"), model=model_fields(), parallel=parallel_fields()
+    )
+    stored = BaseRecord(config, LoraOptions()).state_dict()
+    BaseRecord(config, LoraOptions()).load_state_dict(stored)
+    with pytest.raises(CheckpointError, match=re.escape(expected)):
+        BaseRecord(config, LoraOptions(**options)).load_state_dict(stored)
 
 
 def test_settings_that_are_null_change_nothing(tmp_path: Path) -> None:

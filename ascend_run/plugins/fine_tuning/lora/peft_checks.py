@@ -1,0 +1,125 @@
+"""Check whether a stored adapter in PEFT format matches a run. No torch."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Final
+
+from ascend_run.ops.linear.peft_settings import alpha_of, rank_of
+
+from .peft_config import PREFIX, StoredAdapter, neutral_problems
+from .sizes import alpha_of_part, rank_of_part
+from .targets import PEFT_NAMES, peft_module
+
+if TYPE_CHECKING:
+    from ascend_run.plugin_api import RunConfig
+
+    from . import LoraOptions
+
+_TENSOR: Final = re.compile(r"base_model\.model\.model\.layers\.(\d+)\.(.+)\.lora_([AB])\.weight")
+
+
+def config_problems(
+    found: StoredAdapter, config: RunConfig, options: LoraOptions, parts: Sequence[str]
+) -> Iterator[str]:
+    """Yield why a stored adapter does not match this run.
+
+    Args:
+        parts: The parts that the run adapts.
+    """
+    neutral = [*neutral_problems(found)]
+    yield from neutral
+    if not neutral:
+        yield from _size_problems(found, config, options, parts)
+    rslora = bool(found.config.get("use_rslora"))
+    if options.rslora != rslora:
+        yield (
+            f"plugins.lora.rslora={options.rslora}, but the adapter in {found.folder} has {rslora};"
+            f" set plugins.lora.rslora={rslora}"
+        )
+    yield from _tensor_problems(found, config, parts)
+
+
+def _size_problems(
+    found: StoredAdapter, config: RunConfig, options: LoraOptions, parts: Sequence[str]
+) -> Iterator[str]:
+    """Yield how the ranks and alphas of a stored adapter differ from those of this run."""
+    modules = _modules(found, config, parts)
+    for option, of_module, of_part, default, pattern in (
+        ("rank", rank_of, rank_of_part, options.rank, options.rank_pattern),
+        ("alpha", alpha_of, alpha_of_part, options.alpha, options.alpha_pattern),
+    ):
+        theirs = {
+            part: sorted({of_module(found.config, name) for name in names})
+            for part, names in modules.items()
+        }
+        if several := {part: values for part, values in theirs.items() if len(values) > 1}:
+            yield (
+                f"plugins.lora.load: {found.folder} has several {option}s for a linear, by layer: "
+                f"{several}; expected one for all layers"
+            )
+        elif any(values != [of_part(part, options)] for part, values in theirs.items()):
+            yield _other_sizes(found, option, {p: v for p, [v] in theirs.items()}, default, pattern)
+
+
+def _other_sizes(
+    found: StoredAdapter,
+    option: str,
+    theirs: Mapping[str, float],
+    default: float,
+    pattern: Mapping[str, float],
+) -> str:
+    """Return how to set the values of a stored adapter."""
+    common = Counter(theirs.values()).most_common(1)[0][0]
+    others = ", ".join(f"{part} = {value}" for part, value in theirs.items() if value != common)
+    ours, wanted = f"plugins.lora.{option}={default}", f"plugins.lora.{option}={common}"
+    values = f"{common}"
+    if pattern or others:
+        ours += f" and plugins.lora.{option}_pattern={dict(pattern)}"
+        wanted += f" and plugins.lora.{option}_pattern={{{others}}}"
+        values = "others"
+    return f"{ours}, but the adapter in {found.folder} has {values}; set {wanted}"
+
+
+def _modules(found: StoredAdapter, config: RunConfig, parts: Sequence[str]) -> dict[str, list[str]]:
+    """Return part -> its modules that have a stored adapter; parts without one are left out."""
+    stored = {name[len(PREFIX) :].rpartition(".lora_")[0] for name in found.shapes}
+    modules = {
+        part: [
+            module
+            for layer in range(config.model.num_layers)
+            if (module := peft_module(part, layer, config.model.family)) in stored
+        ]
+        for part in parts
+    }
+    return {part: names for part, names in modules.items() if names}
+
+
+def _tensor_problems(
+    found: StoredAdapter, config: RunConfig, parts: Sequence[str]
+) -> Iterator[str]:
+    names = PEFT_NAMES[config.model.family]
+    part_of = {module: part for part, module in names.items()}
+    stored: set[str] = set()
+    foreign: list[str] = []
+    for name in sorted(found.shapes):
+        match = _TENSOR.fullmatch(name)
+        part = part_of.get(match[2]) if match else None
+        if match is None or part is None or int(match[1]) >= config.model.num_layers:
+            foreign.append(name)
+        else:
+            stored.add(part)
+    if foreign:
+        more = f" and {len(foreign) - 3} more" if len(foreign) > 3 else ""
+        yield (
+            f"plugins.lora.load: {found.folder} holds tensors that this model does not have: "
+            f"{', '.join(foreign[:3])}{more}"
+        )
+    if stored != set(parts):
+        its = ",".join(part for part in names if part in stored)
+        yield (
+            f"plugins.lora.load: the adapter in {found.folder} adapts other parts than this run; "
+            f"set plugins.lora.target_modules={its or 'none'}"
+        )
