@@ -44,6 +44,12 @@ PLUGIN_CASES: Final = (
         name="pp 2, vpp 2, smart-swap", ranks=2, plugins=("smart-swap",), values={**VPP, **_SMART}
     ),
     Case(
+        name="pp 2, adaptive-recompute within 3 MiB",  # of which a whole part leaves some unused
+        ranks=2,
+        plugins=("adaptive-recompute",),
+        values={**PP, **_within(3)},
+    ),
+    Case(
         name="pp 2, vpp 2, adaptive-recompute within 1000 MiB",
         ranks=2,
         plugins=("adaptive-recompute",),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Mapping
 from typing import Final
 
 from ascend_run.plugin_api import (
@@ -13,6 +14,8 @@ from ascend_run.plugin_api import (
     SavedTensor,
 )
 from ascend_run.plugins.memory import in_flight
+
+from .expected import kept_tensors
 
 _STAY: Final = ("self_attn_bda", "mlp_bda")
 """Parts of the cost model that are in no part of a layer which can be swapped."""
@@ -39,13 +42,13 @@ def cost_of(
     layers = [layer for layer in rank.layers if layer in rank.saved]
     if not layers:
         return None
+    if swaps_from is None:
+        return CostChange(saved=tuple(_by_parts(kept_tensors(budget, config, layout, rank))))
     first = [rank.saved[layer][0] for layer in layers]
     inputs = sum(tensor.nbytes for tensor in first)
     everything = sum(tensor.nbytes for layer in layers for tensor in rank.saved[layer])
-    least = inputs
-    if swaps_from is not None:
-        staying = (t for layer in layers for t in rank.saved[layer] if _stays(t, swaps_from))
-        least = min(inputs, sum(tensor.nbytes for tensor in staying))
+    staying = (t for layer in layers for t in rank.saved[layer] if _stays(t, swaps_from))
+    least = min(inputs, sum(tensor.nbytes for tensor in staying))
     forwards = in_flight(config, layout, rank)
     kept = max(least, min(everything, budget / forwards))
     share = max(0.0, kept - inputs) / (everything - inputs)
@@ -53,9 +56,17 @@ def cost_of(
     if kept < inputs:
         keys = {tensor.key for tensor in first}
         changes.append(SavedChange(tensors=(*sorted(keys),), factor=kept / inputs))
-    away = forwards * (everything - kept) if swaps_from is not None and to_host else 0.0
+    away = forwards * (everything - kept) if to_host else 0.0
     host = {"swapped activations": away} if away else {}
     return CostChange(saved=(*changes,), host_buffers=host)
+
+
+def _by_parts(kept: Mapping[int, tuple[str, ...]]) -> Iterator[SavedChange]:
+    """Yield what is kept by layers that are counted as recomputed whole."""
+    for tensors in sorted({*kept.values()}):
+        layers = tuple(layer for layer, found in kept.items() if found == tensors)
+        if tensors:
+            yield SavedChange(tensors=tensors, layers=layers, kept=1.0)
 
 
 def _stays(tensor: SavedTensor, swaps_from: int) -> bool:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import operator
 from collections.abc import Collection, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
@@ -11,7 +10,7 @@ import torch
 from torch import distributed as dist
 
 from .layer import NEVER, Layer
-from .solver import Choice, Kind, most_at_once, smallest, solve, useful
+from .solver import Choice, Kind, fullest, most_at_once, smallest, solve, useful
 from .treatment import PARTS, WHOLE, Treatment
 from .waiting import Channel
 
@@ -148,7 +147,7 @@ def decide(
     if channel is not None:
         channel = attrs.evolve(channel, to_host=slowest[0], to_device=slowest[1])
     rows = _largest([_row(layer) for layer in layers], groups, device)
-    moments = _fullest({tuple(now[at] for at in ran) for now in moments})
+    moments = fullest({tuple(now[at] for at in ran) for now in moments})
     kinds = kinds_of(layers, rows, moments, channel)
     slowest_layer = max(max(kind.nanoseconds.values()) for kind in kinds)
     slowest_choice = max(choice.cost for kind in kinds for choice in kind.useful_choices())
@@ -207,15 +206,6 @@ def _row(layer: Layer) -> list[int]:
         *(layer.nanoseconds.get(part, 0) for part in _TIMED),
         *(layer.moved.get(part, 0) for part in PARTS),
         *layer.nbytes.values(),
-    ]
-
-
-def _fullest(moments: Collection[tuple[int, ...]]) -> list[tuple[int, ...]]:
-    """Return the moments at which something waits that does not at another one, in order."""
-    return [
-        now
-        for now in sorted(moments)
-        if not any(now != other and all(map(operator.le, now, other)) for other in moments)
     ]
 
 

@@ -11,7 +11,7 @@ import heapq
 import itertools
 import operator
 from collections import deque
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from typing import Final, NamedTuple
 
 import attrs
@@ -83,6 +83,15 @@ def most_at_once(kinds: Sequence[Kind], chosen: Sequence[Sequence[Choice]]) -> i
 def smallest(kinds: Sequence[Kind]) -> int:
     """Return the least bytes that any choices of all layers take."""
     return max(_sum(*(kind.least() for kind in kinds)))
+
+
+def fullest(moments: Collection[tuple[int, ...]]) -> list[tuple[int, ...]]:
+    """Return the moments at which something waits that does not at another one, in order."""
+    return [
+        now
+        for now in sorted(moments)
+        if not any(now != other and all(map(operator.le, now, other)) for other in moments)
+    ]
 
 
 def solve(kinds: Sequence[Kind], budget: int) -> list[tuple[Choice, ...]] | None:

@@ -19,7 +19,10 @@ from ascend_run.plugins.memory.adaptive_recompute import (
     AdaptiveRecompute,
     AdaptiveRecomputeConfig,
 )
-from ascend_run.testing.models import DENSE
+from ascend_run.plugins.memory.adaptive_recompute.expected import choices
+from ascend_run.plugins.memory.adaptive_recompute.layer import NEVER
+from ascend_run.plugins.memory.adaptive_recompute.treatment import PARTS
+from ascend_run.testing.models import DENSE, MOE
 from ascend_run.testing.pool import GlooPool
 from ascend_run.tools.pages.run_folder import read_run
 from ascend_run.tools.report.page import write_report
@@ -92,24 +95,71 @@ def test_recomputation_of_megatron_is_refused(values: Mapping[str, Any]) -> None
 
 
 @pytest.mark.needs_plugins("recompute")
-def test_plan_counts_the_budget_between_the_inputs_and_everything() -> None:
+def test_plan_counts_whole_parts_within_the_budget() -> None:
+    """Of two layers: everything, one without its MLP's tensors, both without, the inputs only."""
     everything, inputs = planned_bytes({}), planned_bytes({}, "recompute")
-    between = (everything + inputs) / 2
-    assert planned_bytes({BUDGET: 1000.0}, NAME) == pytest.approx(everything)
-    assert planned_bytes({BUDGET: between / MIB}, NAME) == pytest.approx(between, abs=1)
-    assert planned_bytes({BUDGET: 0.9 * inputs / MIB}, NAME) == pytest.approx(inputs)
+    tensors = planned({**DENSE, "train.global_batch_size": 1})[1][0].rank.saved[0]
+    of_mlp = sum(t.nbytes for t in tensors if t.part == "mlp" and t.name != "input")
+
+    def within(nbytes: float) -> float:
+        return planned_bytes({BUDGET: nbytes / MIB}, NAME)
+
+    assert within(1000 * MIB) == within(everything + 1) == pytest.approx(everything)
+    assert within(everything - 0.9 * of_mlp) == pytest.approx(everything - of_mlp)
+    assert within(everything - 1.9 * of_mlp) == pytest.approx(everything - 2 * of_mlp)
+    assert within(inputs + 1) == within(0.9 * inputs) == pytest.approx(inputs)
 
 
-def test_plan_divides_the_budget_by_the_forwards_in_flight() -> None:
-    pipeline = {"parallel.pipeline_model_parallel_size": 2, "train.global_batch_size": 4}
-    values = {**DENSE, **pipeline, BUDGET: 0.02}
-    _, costs = planned(values, (NAME,), 2)
-    inputs = 16 * 32 * 4
-    budget = int(0.02 * MIB)
-    for cost, in_flight in zip(costs, (2, 1), strict=True):
-        ((change,), (saved,)) = cost.changes[NAME].saved, cost.rank.saved.values()
-        recomputed = sum(tensor.nbytes for tensor in saved) - inputs
-        assert change.kept * recomputed == pytest.approx(budget / in_flight - inputs)
+@pytest.mark.parametrize("chunks", [None, 2])
+def test_plan_keeps_to_the_budget_over_the_forwards_in_flight(chunks: int | None) -> None:
+    pipeline = {
+        "model.num_layers": 4,
+        "parallel.pipeline_model_parallel_size": 2,
+        "parallel.virtual_pipeline_model_parallel_size": chunks,
+        "train.global_batch_size": 8,
+    }
+    in_flight = {None: ((2, 2), (1, 1)), 2: ((3, 2), (2, 1))}[chunks]  # of both layers of a rank
+    for mib in (0.05, 0.1, 0.15, 0.2):
+        _, costs = planned({**DENSE, **pipeline, BUDGET: mib}, (NAME,), 2)
+        for cost, counts in zip(costs, in_flight, strict=True):
+            kept = dict.fromkeys(cost.rank.layers, 0.0)
+            for change in cost.changes[NAME].saved:
+                for layer in change.layers:
+                    saved = cost.rank.saved[layer]
+                    kept[layer] = sum(t.nbytes for t in saved if t.key in change.tensors)
+            inputs = [cost.rank.saved[layer][0].nbytes for layer in kept]
+            pairs = zip(kept.values(), inputs, strict=True)
+            total = sum((a + b) * count for (a, b), count in zip(pairs, counts, strict=True))
+            least = sum(b * count for b, count in zip(inputs, counts, strict=True))
+            assert total <= max(least, mib * MIB)
+
+
+def choices_of_a_run(values: Mapping[str, Any]) -> list[dict[str, int]]:
+    """Return for each layer treatment -> bytes that it keeps, as measured. A rank's job."""
+    with training(values, (NAME,)) as run:
+        run.step_with_events()
+        (plugin,) = (one for one in run.hooks.plugins if one.manifest.name == NAME)
+        tuner: Any = plugin
+        layers = tuner._tuner.recorder.layers
+        return [{how.words: n for how, n in layer.nbytes.items() if n < NEVER} for layer in layers]
+
+
+@pytest.mark.needs_plugins("gmm")
+@pytest.mark.parametrize("model", [DENSE, MOE], ids=["dense", "experts"])
+def test_plan_knows_the_bytes_of_every_choice(
+    gloo_pool: GlooPool, model: Mapping[str, Any]
+) -> None:
+    values = {**model, BUDGET: 1000.0, "model.moe_router_force_load_balancing": True}
+    (found,) = gloo_pool.run(choices_of_a_run, 1, values)
+    _, (cost,) = planned(values, (NAME,))
+    spent = dict.fromkeys(PARTS, 1.0)
+    for layer, measured in enumerate(found):
+        expected = {
+            c.treatment.words: c.nbytes for c in choices(cost.rank.saved[layer], spent, 1.0)
+        }
+        assert measured.keys() <= expected.keys()
+        assert len(measured) > 8
+        assert measured == {words: expected[words] for words in measured}
 
 
 def logged(values: Mapping[str, Any]) -> list[dict[str, Any]]:

@@ -1,4 +1,4 @@
-"""What ``plan`` expects of a budget that is used up, against the peak of a run by all storages."""
+"""What ``plan`` expects of a choice, against the peak of a run by all storages."""
 
 from __future__ import annotations
 
@@ -9,6 +9,10 @@ import attrs
 import pytest
 from structlog.testing import capture_logs
 
+from ascend_run.plugin_api import PipelineStage
+from ascend_run.plugins.memory.adaptive_recompute import cost
+from ascend_run.plugins.memory.adaptive_recompute.expected import kept_beside_input
+from ascend_run.plugins.memory.adaptive_recompute.treatment import Treatment, treatments
 from ascend_run.testing.pool import GlooPool
 from benchmarks.memory_case import Case
 from benchmarks.memory_prediction import TOLERANCE, plan_of
@@ -33,23 +37,37 @@ def with_budget(case: Case, nbytes: float) -> Case:
     return attrs.evolve(case, plugins=(NAME,), values=values)
 
 
-def peak_and_kept(values: Mapping[str, Any]) -> tuple[int, int]:
-    """Return the peak of a step with a choice, and the bytes that it keeps. A rank's job."""
+def peak_and_choice(values: Mapping[str, Any]) -> tuple[int, dict[str, str]]:
+    """Return the peak of a step with a choice, and what becomes of each layer. A rank's job."""
     from benchmarks.memory_run import two_steps
 
     with capture_logs() as events:
         measured = two_steps(values, (NAME,))
-    (kept,) = (e["expected_bytes"] for e in events if e["event"] == f"{NAME}.chosen")
-    return measured.peak, kept
+    (layers,) = (e["layers"] for e in events if e["event"] == f"{NAME}.chosen")
+    return measured.peak, layers
+
+
+def treatment_of(words: str) -> Treatment:
+    return next(how for how in treatments(swaps=False) if how.words == words)
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
-def test_a_budget_that_is_used_up_is_planned_within_five_percent(
-    gloo_pool: GlooPool, case: Case
+def test_a_choice_is_planned_within_five_percent(
+    gloo_pool: GlooPool, monkeypatch: pytest.MonkeyPatch, case: Case
 ) -> None:
-    """Whatever the choice, which depends on times: the plan is of the bytes that it keeps."""
-    found = gloo_pool.run(peak_and_kept, case.ranks, with_budget(case, 2 * MIB).config)
-    for rank, (peak, kept) in enumerate(found):
-        prepared, costs = plan_of(with_budget(case, kept))
+    """Whatever the choice, which depends on times: the plan is of the parts that it keeps."""
+    found = gloo_pool.run(peak_and_choice, case.ranks, with_budget(case, 2 * MIB).config)
+    chosen = {int(n): treatment_of(words) for _, layers in found for n, words in layers.items()}
+    assert {*chosen.values()} != {Treatment()}
+
+    def kept(budget: int, config: object, layout: object, rank: PipelineStage) -> Any:
+        return {
+            layer: tuple(t.key for t in kept_beside_input(saved, chosen[layer]))
+            for layer, saved in rank.saved.items()
+        }
+
+    monkeypatch.setattr(cost, "kept_tensors", kept)
+    prepared, costs = plan_of(with_budget(case, 2 * MIB))
+    for rank, (peak, _) in enumerate(found):
         expected = costs[prepared.layout.coordinate("pp", rank)].memory.peak
         assert expected == pytest.approx(peak, rel=TOLERANCE)
