@@ -8,10 +8,8 @@ must be called, for just the owners that it names and in that order; no other ma
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import combinations
-from pathlib import Path
 from typing import Any, Final
 
 from ascend_run.plugin_api import AscendRunError
@@ -23,7 +21,7 @@ from ascend_run.tools.plan.costs import with_costs
 
 from .called_hooks import Call, called_hooks
 from .campaign import PASSED, Campaign, Outcome
-from .tiny_runs import folder_with_data, prepare, train
+from .tiny_runs import data_folder, prepare, train
 
 FEATURES: Final = (
     "compile",
@@ -78,7 +76,7 @@ def run(case: str) -> Outcome:
     with called_hooks() as calls:
         prepared = with_costs(
             prepare(
-                _folder(),
+                data_folder(),
                 [name for name in names if name in FEATURES],
                 task=TASK if TASK in names else "pretrain",
                 model="moe" if experts else "dense",
@@ -168,17 +166,6 @@ def figures(outcomes: Mapping[str, Outcome]) -> Mapping[str, Any]:
         "hooks_compared": sum(o.get("hooks", 0) for o in outcomes.values()),
         "calls_seen": sum(o.get("calls", 0) for o in outcomes.values()),
     }
-
-
-@functools.cache
-def _folder() -> Path:
-    """One folder with data for all runs of this process."""
-    import atexit
-    from contextlib import ExitStack
-
-    stack = ExitStack()
-    atexit.register(stack.close)
-    return stack.enter_context(folder_with_data())
 
 
 CAMPAIGN = Campaign(name="plan-activation", seed=0, cases=cases, run=run, figures=figures)

@@ -44,7 +44,7 @@ GROUPS: Final = ("ascend_run.plugins.memory.", "ascend_run.plugins.optimizers.")
 NONE: Final = "pretrain"
 """Subject of the cases without a feature: the task of all."""
 REPLICATED, SHARDED, OVERLAPPED = {}, *SPREAD
-_EXPERT_TP: Final = {"tp": 2, "dp": 2, "ep": 2, "expt_tp": 2}
+EXPERT_TP: Final = {"tp": 2, "dp": 2, "ep": 2, "expt_tp": 2}
 PAIRS: Final = (
     ("dense", ({"dp": 2}, SHARDED), ({}, REPLICATED)),
     ("dense", ({"dp": 2}, OVERLAPPED), ({"dp": 4}, SHARDED)),
@@ -55,8 +55,8 @@ PAIRS: Final = (
     ("dense", ({"pp": 2, "vpp": 2}, REPLICATED), ({"pp": 2, "vpp": 2, "dp": 2}, SHARDED)),
     ("moe", ({"dp": 2, "ep": 2}, SHARDED), ({"dp": 2}, OVERLAPPED)),
     ("moe", ({"dp": 2, "ep": 2}, SHARDED), ({"pp": 2}, REPLICATED)),
-    ("moe", ({"pp": 2}, REPLICATED), (_EXPERT_TP, SHARDED)),
-    ("moe", (_EXPERT_TP, OVERLAPPED), ({"pp": 2, "vpp": 2}, REPLICATED)),
+    ("moe", ({"pp": 2}, REPLICATED), (EXPERT_TP, SHARDED)),
+    ("moe", (EXPERT_TP, OVERLAPPED), ({"pp": 2, "vpp": 2}, REPLICATED)),
 )
 """Model; of both runs the layout, and whether data-parallel ranks share the optimizer's state."""
 _BASE: Final[Mapping[str, Any]] = {

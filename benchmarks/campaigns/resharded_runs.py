@@ -32,12 +32,12 @@ LAST: Final = 4
 SECONDS: Final = 200.0
 """Of one run."""
 HALF_TOLERANCE: Final = 2.0**-7
-"""Of weights, losses and norms in half precision: two roundings of bfloat16."""
+"""Of weights, losses and norms in half precision: eps of bfloat16."""
 HALF_MOMENTS: Final = 2.0**-4
 """Of moments in half precision: gradients pass through all layers in it."""
 ROUNDED_MOMENTS: Final = {
     "low-precision-optimizer": 2.0**-4,  # values near the largest of a block are 1.4e-2 apart
-    "o2-bf16-optimizer": 2.0**-6,  # and those of bfloat16 at most 2**-7
+    "o2-bf16-optimizer": 2.0**-6,  # and those of bfloat16 up to its eps, 2**-7
 }
 """Feature -> tolerance of moments that it rounds, to another neighbour in each of the two steps."""
 _MOMENTS: Final = ("optimizer/exp_avg/", "optimizer/exp_avg_sq/", "optimizer/momentum_buffer/")
