@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 from collections.abc import Sequence
-from typing import Final
+from typing import Any, Final
 
 import attrs
 
@@ -17,23 +17,28 @@ from benchmarks.our_run import values
 STEPS: Final = 2
 
 
-def main(arguments: Sequence[str] | None = None) -> None:
-    parser = argparse.ArgumentParser()
-    parser.add_argument("--enable", nargs="*", default=[])
-    parser.add_argument("--ranks", type=int, default=1)
-    parser.add_argument("--shape", choices=llama.SHAPES, default="36m")
-    options = parser.parse_args(arguments)
-    shape = llama.SHAPES[options.shape]
+def measured(
+    pool: GlooPool, shape: llama.Shape, ranks: int, enable: Sequence[str]
+) -> dict[str, Any]:
+    """Return the number of parameters, and ``Held`` of each rank."""
     given = {
         # Tokens leave nothing behind.
         **values(attrs.evolve(shape, seq_length=64, micro_batch=1), "bf16"),
-        "train.global_batch_size": options.ranks,
-        "ddp.use_distributed_optimizer": options.ranks > 1,
+        "train.global_batch_size": ranks,
+        "ddp.use_distributed_optimizer": ranks > 1,
     }
+    held = pool.run(hold, ranks, given, enable, STEPS, timeout=300)
+    return {"parameters": shape.num_parameters(), "ranks": [attrs.asdict(one) for one in held]}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--enable", nargs="*", default=[])
+    parser.add_argument("--ranks", type=int, default=1)
+    options = parser.parse_args()
     with GlooPool() as pool:
-        held = pool.run(hold, options.ranks, given, options.enable, STEPS, timeout=300)
-    ranks = [attrs.asdict(one) for one in held]
-    print(json.dumps({"parameters": shape.num_parameters(), "ranks": ranks}))
+        result = measured(pool, llama.SHAPES["36m"], options.ranks, options.enable)
+    print(json.dumps(result))
 
 
 if __name__ == "__main__":
