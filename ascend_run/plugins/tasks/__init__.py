@@ -2,12 +2,35 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection, Mapping
 from typing import TYPE_CHECKING
 
 from ascend_run.plugin_api import Batch, LossSum
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
+
+    from ascend_run.text.packed_samples import PackedSamples
+
+
+class SampleTensors:
+    """A map-style dataset of packed samples as tensors.
+
+    Args:
+        fields: Those of ``PackedSample`` that an item has, by its names.
+    """
+
+    def __init__(self, samples: PackedSamples, fields: Collection[str]) -> None:
+        self.samples, self._fields = samples, fields
+
+    def __len__(self) -> int:
+        return len(self.samples)
+
+    def __getitem__(self, index: int) -> Mapping[str, Tensor]:
+        import torch
+
+        sample = self.samples[index]
+        return {name: torch.from_numpy(getattr(sample, name)) for name in self._fields}
 
 
 def next_token_loss(model: nn.Module, batch: Batch) -> Tensor | LossSum:

@@ -76,7 +76,7 @@ def test_token_files_give_fine_tuning_the_samples_of_their_source(tmp_path: Path
         written = context_of(tmp_path, str(tmp_path / "out/d"), 64)
         assert Sft(SftConfig(**options)).ascend_check(written.config) == []
         read = Sft(SftConfig(**options)).ascend_task().datasets(written, 50, 0).train
-        assert len(plain.packs) == len(read.packs) > 5
+        assert len(plain.samples.packs) == len(read.samples.packs) > 5
         for index in range(50):
             for name, tensor in plain[index].items():
                 assert torch.equal(read[index][name], tensor)

@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import groupby
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-import numpy as np
 import structlog
-import torch
 from torch import Tensor, nn
 
 from ascend_run.plugin_api import (
@@ -21,10 +18,10 @@ from ascend_run.plugin_api import (
     RunContext,
     SampleBlend,
 )
-from ascend_run.plugins.tasks import next_token_loss
+from ascend_run.plugins.tasks import SampleTensors, next_token_loss
 from ascend_run.text.encoding import Encoded, LengthLimit, encoded_dataset, encoded_files, joined
 from ascend_run.text.omissions import left_out_reasons
-from ascend_run.text.packing import pack
+from ascend_run.text.packed_samples import PackedSamples
 from ascend_run.text.sample_files import is_sample_dataset, read_sample_record
 from ascend_run.text.sources import find_sources
 
@@ -71,9 +68,9 @@ class SftTask:
                     files, _ = find_sources(some)
                     yield encoded_files(files, reader, encoder, limit, context.cache)
 
-        def build(paths: Sequence[str], samples: int, shuffles: bool) -> Conversations:
+        def build(paths: Sequence[str], samples: int, shuffles: bool) -> SampleTensors:
             encoded = joined([*parts(paths)])
-            conversations = Conversations(
+            packed = PackedSamples(
                 encoded,
                 length=config.data.seq_length,
                 pad_id=encoder.tokenizer.pad_id,
@@ -82,12 +79,12 @@ class SftTask:
                 packs=self.options.packing,
             )
             if context.layout.rank == 0:
-                _log_dataset(paths, encoded, conversations)
-            return conversations
+                _log_dataset(paths, encoded, packed)
+            return SampleTensors(packed, self.batch_fields)
 
         def blend(
             files: Sequence[str], weights: tuple[float, ...], samples: int, shuffles: bool
-        ) -> Conversations | SampleBlend | None:
+        ) -> SampleTensors | SampleBlend | None:
             if not files:
                 return None
             if not weights:
@@ -106,79 +103,7 @@ class SftTask:
         return next_token_loss(model, batch)
 
 
-class Conversations:
-    """A map-style dataset of padded samples that repeats for as many epochs as needed.
-
-    Sample i depends on the files, the seed and i alone, so a run that is extended or resumed
-    continues with the samples that it would have read anyway.
-
-    Args:
-        length: Length of every sample. Unit: tokens.
-        pad_id: Pads the tokens and the labels; padding is masked out of the loss.
-        num_samples: Number of samples that will be read.
-        seed: Seed of the order of each epoch; None keeps the order of the files.
-        packs: Whether a sample holds as many conversations as fit. Their grouping is the same in
-            every epoch, so that it can be reported; positions restart at 0 in each.
-    """
-
-    def __init__(
-        self,
-        encoded: Encoded,
-        *,
-        length: int,
-        pad_id: int,
-        num_samples: int,
-        seed: int | None,
-        packs: bool = False,
-    ) -> None:
-        self._encoded, self._length, self._pad_id = encoded, length, pad_id
-        if packs:
-            self.packs = pack(encoded.lengths.tolist(), length)
-        else:
-            self.packs = [[number] for number in range(len(encoded))]
-        self._num_samples, self._seed = num_samples, seed
-        self._epoch: tuple[int, np.ndarray[Any, Any]] | None = None
-
-    def __len__(self) -> int:
-        return self._num_samples
-
-    def __getitem__(self, index: int) -> Mapping[str, Tensor]:
-        if not 0 <= index < self._num_samples:
-            raise IndexError(f"sample {index} of {self._num_samples}")
-        epoch, place = divmod(index, len(self.packs))
-        held = self.packs[int(self._order(epoch)[place])]
-        tokens = torch.full((self._length,), self._pad_id, dtype=torch.int64)
-        labels = tokens.clone()
-        loss_mask = torch.zeros(self._length, dtype=torch.float32)
-        position_ids = torch.arange(self._length)
-        begin = 0
-        for number in held:
-            ids, trained = self._encoded[number]
-            end = begin + len(ids) - 1
-            whole = torch.from_numpy(ids.astype(np.int64))
-            tokens[begin:end], labels[begin:end] = whole[:-1], whole[1:]
-            loss_mask[begin:end] = torch.from_numpy(trained[1:].astype(np.float32))
-            position_ids[begin:] = torch.arange(self._length - begin)
-            begin = end
-        return {
-            "tokens": tokens,
-            "labels": labels,
-            "loss_mask": loss_mask,
-            "position_ids": position_ids,
-        }
-
-    def _order(self, epoch: int) -> np.ndarray[Any, Any]:
-        if self._epoch is None or self._epoch[0] != epoch:
-            order = np.arange(len(self.packs))
-            if self._seed is not None:
-                digest = hashlib.sha256(f"{self._seed}/{epoch}".encode()).digest()
-                # numpy guarantees that the stream of this generator never changes.
-                np.random.RandomState(int.from_bytes(digest[:4], "little")).shuffle(order)
-            self._epoch = (epoch, order)
-        return self._epoch[1]
-
-
-def _log_dataset(paths: Sequence[str], encoded: Encoded, conversations: Conversations) -> None:
+def _log_dataset(paths: Sequence[str], encoded: Encoded, packed: PackedSamples) -> None:
     """Log what was read, and what was left out."""
     log = structlog.get_logger()
     report = encoded.report
@@ -189,7 +114,7 @@ def _log_dataset(paths: Sequence[str], encoded: Encoded, conversations: Conversa
         "sft.data",
         files=[*paths],
         conversations=report.conversations,
-        samples=len(conversations.packs),
+        samples=len(packed.packs),
         tokens=len(encoded.ids),
         trained_tokens=int(encoded.trained.sum()),
         left_out=[why for each in (*recorded, report.left_out) for why in left_out_reasons(each)],

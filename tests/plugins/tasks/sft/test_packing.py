@@ -56,9 +56,9 @@ def test_a_sample_is_its_conversations_with_positions_of_their_own(tmp_path: Pat
         used = int(sample["loss_mask"].nonzero()[-1]) + 1
         whole[number] = [sample[name][:used] for name in ("tokens", "labels", "loss_mask")]
     seen = []
-    for index in range(len(packed.packs)):
+    for index in range(len(packed.samples.packs)):
         sample, begin = packed[index], 0
-        for number in packed.packs[index]:
+        for number in packed.samples.packs[index]:
             tokens, labels, mask = whole[number]
             end = begin + len(tokens)
             assert torch.equal(sample["tokens"][begin:end], tokens)
@@ -69,7 +69,7 @@ def test_a_sample_is_its_conversations_with_positions_of_their_own(tmp_path: Pat
             seen.append(number)
         assert not sample["loss_mask"][begin:].any()
     assert sorted(seen) == [*range(7)]
-    assert len(packed.packs) < 7
+    assert len(packed.samples.packs) < 7
 
 
 def run_values(folder: Path, output: str, **changes: Any) -> Mapping[str, Any]:
@@ -180,7 +180,7 @@ def test_files_give_their_shares(tmp_path: Path) -> None:
     wanted = Sft(SftConfig()).ascend_task().datasets(context, 40, 0)
     train = build_datasets(context.config, wanted, 40, 0).train
     alone = [
-        {tuple(source[i]["labels"].tolist()) for i in range(len(source.packs))}
+        {tuple(source[i]["labels"].tolist()) for i in range(len(source.samples.packs))}
         for source in wanted.train.datasets
     ]
     assert not alone[0] & alone[1]

@@ -1,0 +1,116 @@
+"""Samples of fixed length made of encoded documents, epoch after epoch. No torch."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import attrs
+import numpy as np
+
+from .encoding import Encoded
+from .packing import documents_of, pack
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+
+@attrs.frozen(kw_only=True, eq=False)
+class PackedSample:
+    """One row of a batch: documents one after another, then padding."""
+
+    tokens: NDArray[np.int64]
+    """[length]"""
+    labels: NDArray[np.int64]
+    """[length] The token after each."""
+    loss_mask: NDArray[np.float32]
+    """[length] 1 where the label is trained, else 0."""
+    position_ids: NDArray[np.int64]
+    """[length] From 0 in each document; padding continues those of the last one."""
+    documents: NDArray[np.int64]
+    """[length] Index of the document in this sample, from 0; padding has that of the last one."""
+    document_ends: tuple[int, ...]
+    """Position after each document; the last one is the length, as padding belongs to it."""
+
+
+class PackedSamples:
+    """A map-style dataset of padded samples that repeats for as many epochs as needed.
+
+    Sample i depends on the documents, the seed and i alone, so a run that is extended or resumed
+    continues with the samples that it would have read anyway.
+
+    Args:
+        length: Length of every sample. Unit: tokens.
+        pad_id: Pads the tokens and the labels; padding is masked out of the loss.
+        num_samples: Number of samples that will be read.
+        seed: Seed of the order of each epoch; None keeps the order of the files.
+        packs: Whether a sample holds as many groups as fit. Their grouping is the same in every
+            epoch, so that it can be reported; positions restart at 0 in each document.
+        group: Number of consecutive documents that a sample holds together, in order: 2 for pairs.
+    """
+
+    def __init__(
+        self,
+        encoded: Encoded,
+        *,
+        length: int,
+        pad_id: int,
+        num_samples: int,
+        seed: int | None,
+        packs: bool = False,
+        group: int = 1,
+    ) -> None:
+        self._encoded, self._length, self._pad_id = encoded, length, pad_id
+        self.packs: Sequence[Sequence[int]]
+        """The indices of the documents of each sample of an epoch."""
+        if packs:
+            self.packs = pack(encoded.lengths.tolist(), length, group)
+        else:
+            self.packs = [documents_of([n], group) for n in range(len(encoded) // group)]
+        self._num_samples, self._seed = num_samples, seed
+        self._epoch: tuple[int, NDArray[Any]] | None = None
+
+    def __len__(self) -> int:
+        return self._num_samples
+
+    def __getitem__(self, index: int) -> PackedSample:
+        if not 0 <= index < self._num_samples:
+            raise IndexError(f"sample {index} of {self._num_samples}")
+        epoch, place = divmod(index, len(self.packs))
+        return self._sample(self.packs[int(self._order(epoch)[place])])
+
+    def _sample(self, held: Sequence[int]) -> PackedSample:
+        tokens = np.full(self._length, self._pad_id, np.int64)
+        labels = tokens.copy()
+        loss_mask = np.zeros(self._length, np.float32)
+        position_ids = np.arange(self._length)
+        documents = np.zeros(self._length, np.int64)
+        begin, ends = 0, []
+        for number, index in enumerate(held):
+            ids, trained = self._encoded[index]
+            end = begin + len(ids) - 1
+            tokens[begin:end], labels[begin:end] = ids[:-1], ids[1:]
+            loss_mask[begin:end] = trained[1:]
+            position_ids[begin:] = np.arange(self._length - begin)
+            documents[begin:] = number
+            ends.append(end)
+            begin = end
+        return PackedSample(
+            tokens=tokens,
+            labels=labels,
+            loss_mask=loss_mask,
+            position_ids=position_ids,
+            documents=documents,
+            document_ends=(*ends[:-1], self._length),
+        )
+
+    def _order(self, epoch: int) -> NDArray[Any]:
+        if self._epoch is None or self._epoch[0] != epoch:
+            order = np.arange(len(self.packs))
+            if self._seed is not None:
+                digest = hashlib.sha256(f"{self._seed}/{epoch}".encode()).digest()
+                # numpy guarantees that the stream of this generator never changes.
+                np.random.RandomState(int.from_bytes(digest[:4], "little")).shuffle(order)
+            self._epoch = (epoch, order)
+        return self._epoch[1]
