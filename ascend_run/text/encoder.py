@@ -19,7 +19,7 @@ from .omissions import Omissions
 from .samples import Conversation, Message, Prompt, VerifiablePrompt, texts
 from .sources.problems import SHOWN_PROBLEMS
 from .templates import BEGIN, END, MARK, ChatTemplate, TemplateRefusal
-from .turns import Rendered, render
+from .turns import Rendered, render, says_something
 
 _BATCH: Final = 512
 """Samples tokenized per call."""
@@ -70,7 +70,7 @@ class Encoder:
         """Return the labelled ids of each conversation.
 
         Args:
-            only_last: Train the last turn of the assistant only.
+            only_last: Train the last message only, which is the assistant's.
         """
         made: list[Result[Rendered]] = []
         for conversation in conversations:
@@ -78,7 +78,9 @@ class Encoder:
                 partial(render, self.template, conversation), conversation.messages
             )
             if only_last and isinstance(result, Rendered):
-                result = result.only_last()
+                # An empty answer has no turn: the last one would be an earlier answer.
+                is_said = says_something(conversation.messages[-1])
+                result = result.only_last() if is_said else Rendered(result.text, ())
             made.append(result)
         tokens = iter(
             self.tokenizer.tokens.encode(

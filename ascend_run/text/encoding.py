@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from itertools import groupby
 from pathlib import Path
 from typing import Any, Final
 
@@ -21,7 +22,8 @@ from .encoder import NOTHING_TO_TRAIN, Encoder, accepted, batches_of, on_threads
 from .labelling import Labelled
 from .omissions import Omissions, Omitted, all_omitted, left_out_reasons, omitted_of_json
 from .reading import SampleReader
-from .sample_files import read_labelled, read_sample_record
+from .sample_files import is_sample_dataset, read_labelled, read_sample_record
+from .sources import find_sources
 
 _FORMAT: Final = 4
 
@@ -34,22 +36,23 @@ class Reading:
     """What was read, and what was left out. Serializable as JSON."""
 
     conversations: int
-    """Read."""
+    """Conversations or pairs read."""
     samples: int
+    """Those that are left."""
     left_out: Mapping[str, Omitted]
-    """Reason -> conversations."""
+    """Reason -> those left out."""
 
 
 @attrs.frozen(kw_only=True, eq=False)
 class Encoded:
-    """Samples, concatenated."""
+    """The documents of samples, concatenated: one of a conversation, two of a pair."""
 
     ids: np.ndarray[Any, Any]
     """[tokens] int32."""
     trained: np.ndarray[Any, Any]
     """[tokens] bool."""
     ends: np.ndarray[Any, Any]
-    """[samples] int64: end of each sample in ``ids``."""
+    """[documents] int64: end of each document in ``ids``."""
     report: Reading
 
     @classmethod
@@ -69,7 +72,7 @@ class Encoded:
 
     @property
     def lengths(self) -> np.ndarray[Any, Any]:
-        """[samples] int64. Unit: tokens."""
+        """[documents] int64. Unit: tokens."""
         return np.diff(self.ends, prepend=0)
 
     def __getitem__(self, index: int) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]:
@@ -123,8 +126,7 @@ def encoded_files(
     description = {
         "kind": "conversations",
         "format": _FORMAT,
-        "files": [_sha256(path) for path in files],
-        "names": [*map(str, files)],
+        **file_facts(files),
         **reader.description(),
         **encoder.description(),
         **attrs.asdict(limit),
@@ -133,8 +135,8 @@ def encoded_files(
     def compute() -> Arrays:
         omissions = Omissions()
         encoded = on_threads(batches_of(reader.conversations(files)), encoder.label)
-        labelled = accepted(encoded, omissions)
-        return fitted(labelled, limit, omissions, lambda: reader.count, files).as_arrays()
+        kept = _fitted(accepted(encoded, omissions), limit, omissions)
+        return collected(kept, omissions, lambda: reader.count, files).as_arrays()
 
     return Encoded.from_arrays(cache.arrays(description, compute))
 
@@ -150,18 +152,37 @@ def encoded_dataset(prefix: str, limit: LengthLimit, cache: ArrayCache) -> Encod
     description = {
         "kind": "token files of conversations",
         "format": _FORMAT,
-        "name": prefix,
-        "files": [*record.bin_sha256.values(), *record.idx_sha256.values()],
+        **record.facts(prefix),
         **attrs.asdict(limit),
     }
 
     def compute() -> Arrays:
-        count = record.report.samples
-        return fitted(
-            read_labelled(prefix), limit, Omissions(), lambda: count, [Path(prefix)]
-        ).as_arrays()
+        omissions, count = Omissions(), record.report.samples
+        kept = _fitted(read_labelled(prefix), limit, omissions)
+        return collected(kept, omissions, lambda: count, [Path(prefix)]).as_arrays()
 
     return Encoded.from_arrays(cache.arrays(description, compute))
+
+
+def encoded_sources(
+    paths: Sequence[str],
+    of_files: Callable[[Sequence[Path]], Encoded],
+    of_dataset: Callable[[str], Encoded],
+) -> Encoded:
+    """Return the samples of files, folders and token files, in their order.
+
+    Args:
+        of_files: Encodes neighbouring files together.
+        of_dataset: Reads the token files of a prefix.
+    """
+    parts: list[Encoded] = []
+    for is_dataset, some in groupby(paths, is_sample_dataset):
+        if is_dataset:
+            parts += map(of_dataset, some)
+        else:
+            files, _ = find_sources([*some])
+            parts.append(of_files(files))
+    return joined(parts)
 
 
 def joined(parts: Sequence[Encoded]) -> Encoded:
@@ -175,47 +196,62 @@ def joined(parts: Sequence[Encoded]) -> Encoded:
         ends=np.concatenate([part.ends + begin for part, begin in zip(parts, begins, strict=True)]),
         report=Reading(
             conversations=sum(part.report.conversations for part in parts),
-            samples=sum(len(part) for part in parts),
+            samples=sum(part.report.samples for part in parts),
             left_out=all_omitted(part.report.left_out for part in parts),
         ),
     )
 
 
-def fitted(
-    labelled: Iterable[tuple[str, Labelled]],
-    limit: LengthLimit,
+def _fitted(
+    labelled: Iterable[tuple[str, Labelled]], limit: LengthLimit, omissions: Omissions
+) -> Iterator[tuple[Labelled]]:
+    for source, conversation in labelled:
+        if (fits := limit.fit(source, conversation, omissions)) is not None:
+            yield (fits,)
+
+
+def collected(
+    samples: Iterable[Sequence[Labelled]],
     omissions: Omissions,
     count: Callable[[], int],
     files: Sequence[Path],
+    kind: str = "conversations",
 ) -> Encoded:
-    """Return the conversations that fit.
+    """Return the documents of samples, one after another.
 
     Args:
-        labelled: Each with its source.
-        count: Number of conversations read, once all have been.
-        files: Where they come from, for the message.
+        samples: The documents of each.
+        omissions: What was left out, once all samples have been taken.
+        count: Number of samples read, likewise.
+        files: Where they come from, for the message; ``kind`` is what it calls them.
 
     Raises:
-        DataError: No conversation is left.
+        DataError: No sample is left.
     """
     ids: list[np.ndarray[Any, Any]] = []
     trained: list[np.ndarray[Any, Any]] = []
-    for source, conversation in labelled:
-        if (fits := limit.fit(source, conversation, omissions)) is not None:
-            ids.append(np.asarray(fits.ids, np.int32))
-            trained.append(np.asarray(fits.trained, np.bool_))
+    kept = 0
+    for documents in samples:
+        kept += 1
+        ids += [np.asarray(document.ids, np.int32) for document in documents]
+        trained += [np.asarray(document.trained, np.bool_) for document in documents]
     left_out = omissions.report()
     if not ids:
         raise DataError(
-            f"none of {count()} conversations in {', '.join(map(str, files))} can be trained on",
+            f"none of {count()} {kind} in {', '.join(map(str, files))} can be trained on",
             list(left_out_reasons(left_out)),
         )
     return Encoded(
         ids=np.concatenate(ids),
         trained=np.concatenate(trained),
         ends=np.cumsum([len(part) for part in ids]).astype(np.int64),
-        report=Reading(conversations=count(), samples=len(ids), left_out=left_out),
+        report=Reading(conversations=count(), samples=kept, left_out=left_out),
     )
+
+
+def file_facts(files: Sequence[Path]) -> Mapping[str, object]:
+    """Return the names and digests of files, as part of a cache key."""
+    return {"files": [_sha256(path) for path in files], "names": [*map(str, files)]}
 
 
 def _sha256(path: Path) -> str:

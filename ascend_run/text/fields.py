@@ -12,6 +12,7 @@ from ascend_run.plugin_api import ConfigError
 from .chat_tokenizer import ChatTokenizer
 from .encoder import NOTHING_TO_TRAIN, Encoder, LeftOut, Result
 from .labelling import Labelled
+from .preferences import SIDES, Pair, label_pairs
 from .samples import (
     Conversation,
     Preference,
@@ -34,7 +35,7 @@ EncodeFields: TypeAlias = Callable[[Sequence[Any]], list[Result[Fields]]]
 _PAIR: Final = ("input_ids", "labels")
 FIELDS: Final[Mapping[type[Sample], tuple[str, ...]]] = {
     Conversation: _PAIR,
-    Preference: tuple(f"{side}_{name}" for side in ("chosen", "rejected") for name in _PAIR),
+    Preference: tuple(f"{side}_{name}" for side in SIDES for name in _PAIR),
     ProcessReward: _PAIR,
     Prompt: ("input_ids",),
     VerifiablePrompt: _PAIR,
@@ -87,7 +88,7 @@ def field_encoder(
     if kind is Conversation:
         return lambda batch: [_trained(result) for result in encoder.label(batch)]
     if kind is Preference:
-        return lambda batch: _preferences(batch, encoder)
+        return lambda batch: [_preference(result) for result in label_pairs(batch, encoder)]
     if kind is ProcessReward:
         assert rewards is not None
         return lambda batch: [_process_reward(sample, encoder, rewards) for sample in batch]
@@ -103,41 +104,27 @@ def _trained(result: Result[Labelled]) -> Result[Fields]:
     # The first token is never a label.
     if True not in result.trained[1:]:
         return LeftOut(NOTHING_TO_TRAIN)
+    return _fields(result)
+
+
+def _fields(labelled: Labelled) -> Fields:
     return {
-        "input_ids": result.ids,
+        "input_ids": labelled.ids,
         "labels": [
             number if counts else UNTRAINED
-            for number, counts in zip(result.ids, result.trained, strict=True)
+            for number, counts in zip(labelled.ids, labelled.trained, strict=True)
         ],
     }
 
 
-def _preferences(batch: Sequence[Preference], encoder: Encoder) -> list[Result[Fields]]:
-    sides = [
-        encoder.label(
-            [
-                Conversation(
-                    messages=(*sample.prompt, answer),
-                    tools=sample.tools,
-                    documents=sample.documents,
-                )
-                for sample in batch
-                for answer in (sample.chosen if side == "chosen" else sample.rejected,)
-            ],
-            only_last=True,
-        )
-        for side in ("chosen", "rejected")
-    ]
-    return [_both(*pair) for pair in zip(*sides, strict=True)]
-
-
-def _both(chosen: Result[Labelled], rejected: Result[Labelled]) -> Result[Fields]:
-    fields: dict[str, Sequence[int]] = {}
-    for side, result in (("chosen", _trained(chosen)), ("rejected", _trained(rejected))):
-        if isinstance(result, LeftOut | TemplateRefusal):
-            return result
-        fields |= {f"{side}_{name}": ids for name, ids in result.items()}
-    return fields
+def _preference(result: Result[Pair]) -> Result[Fields]:
+    if isinstance(result, LeftOut | TemplateRefusal):
+        return result
+    return {
+        f"{side}_{name}": ids
+        for side, labelled in zip(SIDES, result, strict=True)
+        for name, ids in _fields(labelled).items()
+    }
 
 
 def _process_reward(

@@ -13,7 +13,7 @@ from ascend_run.plugin_api import ConfigError, DataError
 from .handlers import DataHandler
 from .handlers.loading import key_mapping, load_handler
 from .records import MalformedRecord, Record
-from .samples import Conversation, Sample
+from .samples import Conversation, Preference, Sample
 from .sources import Problems, find_sources, read_records, table_columns
 
 _MOST_FILES: Final = 20
@@ -81,6 +81,12 @@ class SampleReader:
         """Yield each sample as a conversation; the handler must make conversations."""
         for source, sample in self.read(paths):
             assert isinstance(sample, Conversation)
+            yield source, sample
+
+    def preferences(self, paths: Sequence[str | Path]) -> Iterator[tuple[str, Preference]]:
+        """Yield each sample as a preference; the handler must make preferences."""
+        for source, sample in self.read(paths):
+            assert isinstance(sample, Preference)
             yield source, sample
 
     def description(self) -> Mapping[str, object]:

@@ -69,6 +69,13 @@ class SampleRecord:
     """The further options that were given."""
     ascend_run_version: str
 
+    def facts(self, prefix: str) -> Mapping[str, object]:
+        """Return what determines the samples, as part of a cache key."""
+        return {
+            "name": prefix,
+            "files": [*self.bin_sha256.values(), *self.idx_sha256.values()],
+        }
+
     def encode(self) -> bytes:
         """Return the content of the file."""
         values = {"format": FORMAT, "format_version": FORMAT_VERSION, **attrs.asdict(self)}
@@ -159,14 +166,17 @@ def check_sample_dataset(prefix: str, sample: str, encoder: Encoder | None) -> N
             )
 
 
-def read_labelled(prefix: str) -> Iterator[tuple[str, Labelled]]:
-    """Yield the conversations of a dataset with ``PREFIX:number``, from 1.
+def read_labelled(prefix: str, side: str = "") -> Iterator[tuple[str, Labelled]]:
+    """Yield the documents of a dataset with ``PREFIX:number``, from 1.
+
+    Args:
+        side: What the names of the fields begin with: ``chosen_`` or ``rejected_`` for pairs.
 
     Raises:
         DataError: The files are damaged, or their lengths differ.
     """
     record = read_sample_record(prefix)
-    ids, labels = (read_field(prefix, field, record) for field in ("input_ids", "labels"))
+    ids, labels = (read_field(prefix, side + field, record) for field in ("input_ids", "labels"))
     if not np.array_equal(ids.lengths, labels.lengths):
         raise DataError(f"{prefix}: its ids and labels have different lengths")
     all_ids, all_labels = ids.ids(), labels.ids()

@@ -60,7 +60,7 @@ def located(template: ChatTemplate, conversation: Conversation) -> Rendered:
     spans = [
         _turn(draw, messages, index, text)
         for index, message in enumerate(messages)
-        if message["role"] == "assistant" and _says_something(message)
+        if message["role"] == "assistant" and says_something(message)
     ]
     return Rendered(text, tuple(spans))
 
@@ -86,7 +86,8 @@ def _skeleton(template: ChatTemplate, shape: Shape) -> Skeleton | None:
     return skeleton_of(text, spans)
 
 
-def _says_something(message: Mapping[str, Any]) -> bool:
+def says_something(message: Mapping[str, Any]) -> bool:
+    """Whether a turn of the assistant has anything to train."""
     return bool((message["content"] or "").strip() or message.get("tool_calls"))
 
 

@@ -74,6 +74,15 @@ def test_a_group_that_is_not_packed_is_a_sample() -> None:
     assert samples[3].tokens.tolist() == [200, 201, 202, 203, 300, *[7] * 7]
 
 
+def test_packed_samples_keep_groups_that_would_fit_better_apart() -> None:
+    lengths = (3, 4, 3, 6)
+    assert pack(lengths, 7) == [[0, 3], [1, 2]]
+    samples = PackedSamples(
+        encoded(lengths), length=7, pad_id=7, num_samples=2, seed=None, packs=True, group=2
+    )
+    assert samples.packs == [[0, 1], [2, 3]]
+
+
 @given(pairs=st.lists(st.tuples(st.integers(2, 9), st.integers(2, 9)), min_size=1, max_size=30))
 def test_pairs_stay_together_and_fill_what_is_tightest(pairs: list[tuple[int, int]]) -> None:
     lengths = [length for pair in pairs for length in pair]

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from itertools import groupby
+from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 from typing import TYPE_CHECKING
 
@@ -19,11 +18,16 @@ from ascend_run.plugin_api import (
     SampleBlend,
 )
 from ascend_run.plugins.tasks import SampleTensors, next_token_loss
-from ascend_run.text.encoding import Encoded, LengthLimit, encoded_dataset, encoded_files, joined
+from ascend_run.text.encoding import (
+    Encoded,
+    LengthLimit,
+    encoded_dataset,
+    encoded_files,
+    encoded_sources,
+)
 from ascend_run.text.omissions import left_out_reasons
 from ascend_run.text.packed_samples import PackedSamples
 from ascend_run.text.sample_files import is_sample_dataset, read_sample_record
-from ascend_run.text.sources import find_sources
 
 from .sources import open_encoder, open_reader
 
@@ -59,17 +63,12 @@ class SftTask:
 
         reader = open_reader(self.options)
 
-        def parts(paths: Sequence[str]) -> Iterator[Encoded]:
-            """Yield what is encoded of neighbours of one kind."""
-            for is_dataset, some in groupby(paths, is_sample_dataset):
-                if is_dataset:
-                    yield from (encoded_dataset(path, limit, context.cache) for path in some)
-                else:
-                    files, _ = find_sources(some)
-                    yield encoded_files(files, reader, encoder, limit, context.cache)
-
         def build(paths: Sequence[str], samples: int, shuffles: bool) -> SampleTensors:
-            encoded = joined([*parts(paths)])
+            encoded = encoded_sources(
+                paths,
+                lambda files: encoded_files(files, reader, encoder, limit, context.cache),
+                lambda prefix: encoded_dataset(prefix, limit, context.cache),
+            )
             packed = PackedSamples(
                 encoded,
                 length=config.data.seq_length,
