@@ -21,7 +21,7 @@ class Recorder:
 
     def readings(self, readings: Mapping[str, Any]) -> None: ...
 
-    def evaluation(self, step: int, loss: float) -> None: ...
+    def evaluation(self, step: int, loss: float, metrics: Mapping[str, float]) -> None: ...
 
     def fingerprints(self, entries: Iterable[Mapping[str, Any]]) -> None: ...
 
@@ -56,8 +56,9 @@ class RunRecorder(Recorder):
         if not math.isfinite(loss):
             self.log.warning("loss.not_finite", step=readings["step"], loss=loss)
 
-    def evaluation(self, step: int, loss: float) -> None:
-        self.metrics.write({"step": step, "eval_loss": loss})
+    def evaluation(self, step: int, loss: float, metrics: Mapping[str, float]) -> None:
+        more = {f"eval_{name}": value for name, value in metrics.items()}
+        self.metrics.write({"step": step, "eval_loss": loss, **more})
         self.log.info("evaluation.done", step=step, loss=round(loss, 4))
 
     def fingerprints(self, entries: Iterable[Mapping[str, Any]]) -> None:

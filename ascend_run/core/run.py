@@ -177,7 +177,7 @@ def _build_loop(
     checkpoints: Checkpoints,
     log: FilteringBoundLogger,
 ) -> Loop:
-    step = TrainStep(context, task, hooks, task.roles[0])
+    step = TrainStep(context, task, hooks, task.roles[0].name)
     is_first_replica = not any(context.layout.coordinate(axis) for axis in ("tp", "cp", "pp"))
     rows = RowHashes(plan, owns=is_first_replica)
     fingerprints = StepFingerprints(context, step.bundle, log, rows)

@@ -41,6 +41,7 @@ from ascend_run.types.data import BatchIterator as BatchIterator
 from ascend_run.types.data import Datasets as Datasets
 from ascend_run.types.data import LossSum as LossSum
 from ascend_run.types.data import NoCache as NoCache
+from ascend_run.types.data import RoleSpec as RoleSpec
 from ascend_run.types.data import SampleBlend as SampleBlend
 from ascend_run.types.data import Samples as Samples
 from ascend_run.types.data import Task as Task

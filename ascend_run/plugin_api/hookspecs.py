@@ -641,8 +641,10 @@ def ascend_before_evaluation(context: c.RunContext) -> None:
 
 
 @listener()
-def ascend_after_evaluation(context: c.RunContext, loss: float) -> None:
-    """Called after each evaluation; the loss is the mean over validation tokens of all ranks."""
+def ascend_after_evaluation(
+    context: c.RunContext, loss: float, metrics: Mapping[str, float]
+) -> None:
+    """Called after each evaluation; loss and the task's metrics are means over all ranks."""
 
 
 @listener()

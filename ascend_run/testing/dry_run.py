@@ -24,6 +24,7 @@ from ascend_run.core.train.step import (
     TrainStep,
     connect_schedule,
 )
+from ascend_run.core.train.totals import LossTotals
 from ascend_run.plugin_api import contracts as c
 from ascend_run.testing.parameter_shards import ParameterShard, parameter_shards
 
@@ -54,7 +55,7 @@ class DryRun:
         self._offsets, self.num_offsets = offsets, 0
         self.plan = BatchPlan.of_rank(context.config, context.layout)
         self.task: c.Task = hooks.require("ascend_task", config=context.config)
-        self.role = self.task.roles[0]
+        self.role = self.task.roles[0].name
 
     @property
     def bundle(self) -> c.ModelBundle:
@@ -93,19 +94,28 @@ class DryRun:
         self.num_offsets += 1
 
     def load_weights(self) -> None:
-        """Load the weights of ``model.hf_path`` into the built models, if it is set."""
-        config = self.context.config
-        if config.model.hf_path is None:
-            return
+        """Load the weights of the built models that have a folder of them."""
         family = self.hooks.require("ascend_model_family")
         for bundle in self.context.models.values():
-            load_model(config.model.hf_path, family, config, bundle)
+            if bundle.weights is None:
+                continue
+            load_model(bundle.weights, family, self.context.config, bundle)
             if bundle.optimizer is not None:
                 bundle.optimizer.reload_model_params()
 
     def train_step(self) -> TrainStep:
         """Return the train step; the models must have been built with their optimizer."""
         return TrainStep(self.context, self.task, self.hooks, self.role)
+
+    def task_samples(self, count: int) -> Samples | None:
+        """Return the task's own data, of so many samples; None for a run without steps."""
+        from ascend_run.core.data.samples import build_datasets
+        from ascend_run.core.log.setup import configure_logging
+
+        # What a run says of its data is no output of a dry run.
+        with configure_logging(None, self.context.layout.rank, level="warning"):
+            datasets = self.task.datasets(self.context, count, 0)
+            return build_datasets(self.context.config, datasets, count, 0).train
 
     def batches(self, dataset: Samples, first: int | None = None) -> Iterator[c.Batch]:
         """Yield this rank's micro-batches of a dataset.
@@ -121,14 +131,14 @@ class DryRun:
         forward_backward: ForwardBackward,
         batches: Iterator[c.Batch],
         watched: AbstractContextManager[Any] | None = None,
-    ) -> tuple[float, int]:
+    ) -> LossTotals:
         """Run forward and backward of one global batch.
 
         Args:
             watched: Context manager entered around forward and backward.
 
         Returns:
-            The mean loss and the number of tokens.
+            Loss and metrics over all ranks.
         """
         self.hooks.event("ascend_before_step")(context=self.context)
         with watched or nullcontext():

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from ascend_run.core.train.step import ForwardBackward
     from ascend_run.testing.gradients.differences import Derivative
     from ascend_run.testing.gradients.functions import FunctionCall
+    from ascend_run.types.data import Samples
 
 
 @attrs.define
@@ -65,12 +66,12 @@ class TrialWork:
         forward_backward = self.dry_run.for_gradients(getattr(torch, self.trial.dtype))
         self.dry_run.load_weights()
         if not self.trial.by_differences:
-            loss, _ = self.dry_run.gradients(forward_backward, self._batches(1), self._watch())
+            loss = self.dry_run.gradients(forward_backward, self._batches(1), self._watch()).loss
             return self._outcome([loss], [], gradient_of)
         from ascend_run.testing.gradients.functions import recorded_calls, recorded_estimates
 
         with recorded_calls() as calls, recorded_estimates() as estimates:
-            loss, _ = self.dry_run.gradients(forward_backward, self._batches(1), self._watch())
+            loss = self.dry_run.gradients(forward_backward, self._batches(1), self._watch()).loss
         outcome = self._outcome([loss], [], gradient_of)
         found = self._by_differences(forward_backward, calls)
         return attrs.evolve(
@@ -164,9 +165,15 @@ class TrialWork:
         """Yield the remaining micro-batches of the given number of global batches."""
         return self.dry_run.batches(self._samples(num_global_batches))
 
-    def _samples(self, num_global_batches: int) -> list[dict[str, Tensor]]:
+    def _samples(self, num_global_batches: int) -> Samples:
+        """Return the kit's samples; the task's own if it reads other fields."""
         count = num_global_batches * self.context.config.train.global_batch_size
-        return samples(self.trial.config, count)
+        made = samples(self.trial.config, count)
+        if self.dry_run.task.batch_fields.keys() <= made[0].keys():
+            return made
+        dataset = self.dry_run.task_samples(count)
+        assert dataset is not None, "the trial has no steps"
+        return dataset
 
     def _outcome(
         self,

@@ -49,12 +49,33 @@ class LossSum:
 
     sum: Tensor  #: Scalar, differentiable.
     count: Tensor  #: Scalar, integer: number of tokens (or samples) in the sum on this rank.
+    tokens: Tensor | None = None
+    """Scalar, integer: tokens that were trained on, for the speed; None if they are ``count``."""
+    metrics: Mapping[str, tuple[Tensor, Tensor]] = attrs.field(factory=dict)
+    """Name -> (sum, count), scalars of this rank; logged as the mean over all ranks."""
+
+
+FrozenStep: TypeAlias = "Callable[[RunContext, nn.Module, Batch], Tensor]"
+"""One forward of a model that is not trained. Like ``Task.forward_step``, it returns the hidden
+states; on the last pipeline stage a tensor without them, which core adds to the micro-batch."""
+
+
+@attrs.frozen(kw_only=True)
+class RoleSpec:
+    """One model of a run."""
+
+    name: str  #: ``policy``, ``reference`` ...
+    frozen_step: FrozenStep | None = None
+    """If given, the model is frozen: it has no optimizer, is not part of checkpoints, and runs
+    before the trained model on each micro-batch, to which its results are added under its name."""
+    weights: str | None = None  #: Hugging Face folder; None: ``model.hf_path``, if that is set.
 
 
 class Task(Protocol):
     """What is trained: models, data and forward step."""
 
-    roles: Sequence[str]  #: Roles of the models that it needs; the first one is trained.
+    roles: Sequence[RoleSpec]  #: The first one is trained, the others are frozen.
+    metrics: Sequence[str]  #: Names of ``LossSum.metrics``.
     batch_fields: Mapping[str, BatchField]  #: Name of each tensor of a batch -> its axes.
 
     def datasets(self, context: RunContext, train_samples: int, valid_samples: int) -> Datasets:

@@ -59,6 +59,8 @@ class ModelBundle:
     optimizer_spec: OptimizerSpec | None = None
     """What ``optimizer`` was built from; its ``states`` are checkpointed."""
     scheduler: OptimizerParamScheduler | None = None  #: None if not trained.
+    weights: str | None = None  #: Hugging Face folder of its initial weights.
+    frozen: bool = False  #: Whether it is never trained, nor saved.
 
     @property
     def trains(self) -> bool:

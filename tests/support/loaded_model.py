@@ -137,7 +137,7 @@ def _gradients(
         forward_backward = dry_run.for_gradients(torch.float64)
         family = hooks.require("ascend_model_family")
         load_model(values["model.hf_path"], family, context.config, dry_run.bundle)
-        loss, _ = dry_run.gradients(forward_backward, dry_run.batches(samples))
+        loss = dry_run.gradients(forward_backward, dry_run.batches(samples)).loss
         held = [
             Shard(
                 name=shard.name,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -98,6 +98,7 @@ class Checkpoints:
         start = find_starting_point(
             self.context.config.checkpoint, self.store, self.save_folder, self._open
         )
+        self._load_hugging_face(self._frozen, log)
         step = start.choice.step
         for corrupt in start.choice.corrupt:
             log.error("checkpoint.corrupt", step=corrupt.step, reason=corrupt.reason)
@@ -106,15 +107,13 @@ class Checkpoints:
         if step is not None:
             if start.overridden is not None:
                 log.warning("checkpoint.own_goes_first", step=step, passed_over=start.overridden)
-            if self.context.config.model.hf_path is not None and self._filters_drop_weights():
-                self._load_hugging_face(log)
+            if self._filters_drop_weights():
+                self._load_hugging_face(self._trained, log)
             self._load(start.store, step, log)
             if not start.continues:
                 self._progress.went_back_to = start.went_back_to
             log.info("checkpoint.resumed", step=step, folder=start.folder)
-        elif self.context.config.model.hf_path is not None:
-            self._load_hugging_face(log)
-        else:
+        elif not self._load_hugging_face(self._trained, log):
             log.info("weights.initialised", seed=self.context.config.run.seed)
 
     def _load(self, store: c.CheckpointStore, step: int, log: FilteringBoundLogger) -> None:
@@ -161,14 +160,19 @@ class Checkpoints:
         every = None if given is None else sorted({name for some in given for name in some})
         return list(self._ranks.broadcast(every))
 
-    def _load_hugging_face(self, log: FilteringBoundLogger) -> None:
-        config = self.context.config
-        family = self.hooks.require("ascend_model_family")
-        for bundle in self.context.models.values():
-            load_model(config.model.hf_path, family, config, bundle)
-            if bundle.optimizer is not None:
-                bundle.optimizer.reload_model_params()
-        log.info("weights.loaded", folder=config.model.hf_path)
+    def _load_hugging_face(
+        self, models: Mapping[str, c.ModelBundle], log: FilteringBoundLogger
+    ) -> bool:
+        """Load the models that have a folder of weights; return whether there were any."""
+        family, loaded = self.hooks.require("ascend_model_family"), False
+        for role, bundle in models.items():
+            if bundle.weights is not None:
+                load_model(bundle.weights, family, self.context.config, bundle)
+                if bundle.optimizer is not None:
+                    bundle.optimizer.reload_model_params()
+                log.info("weights.loaded", folder=bundle.weights, role=role)
+                loaded = True
+        return loaded
 
     def _filters_drop_weights(self) -> bool:
         """Return whether checkpoint filters leave out weights.
@@ -176,7 +180,7 @@ class Checkpoints:
         A resumed run then also needs the initial weights.
         """
         config = self.context.config
-        for role, bundle in self.context.models.items():
+        for role, bundle in self._trained.items():
             whole = model_shards(sharded_tensors(bundle.chunks))
             kept = self.hooks.wrap("ascend_checkpoint_filter", whole, config=config, role=role)
             if len(kept) < len(whole):
@@ -187,15 +191,15 @@ class Checkpoints:
     def _tensors(self) -> Iterator[list[c.TensorShard]]:
         """Give the shards of all models and optimizers; they share the run's memory."""
         with ExitStack() as stack:
-            for bundle in self.context.models.values():
+            for bundle in self._trained.values():
                 stack.enter_context(materialized(bundle.optimizer))
             yield self._shards()
 
     def _shards(self) -> list[c.TensorShard]:
         config = self.context.config
         shards: list[c.TensorShard] = []
-        first = next(iter(self.context.models))
-        for role, bundle in self.context.models.items():
+        first = next(iter(self._trained))
+        for role, bundle in self._trained.items():
             suffix = "" if role == first else f".{role}"
             tensors = sharded_tensors(bundle.chunks, vocab_size=config.model.vocab_size)
             shards += self.hooks.wrap(
@@ -213,6 +217,14 @@ class Checkpoints:
                     declared=None if spec is None else spec.states,
                 )
         return shards
+
+    @property
+    def _trained(self) -> dict[str, c.ModelBundle]:
+        return {role: model for role, model in self.context.models.items() if not model.frozen}
+
+    @property
+    def _frozen(self) -> dict[str, c.ModelBundle]:
+        return {role: model for role, model in self.context.models.items() if model.frozen}
 
     def _all_entries(self) -> dict[str, c.CheckpointEntry]:
         """Return the checkpoint entries of the kernel and the plugins."""

@@ -73,14 +73,15 @@ class Loop:
         gather_parameters(self.step.bundle)
         self.hooks.event("ascend_before_evaluation")(context=self.context)
         with phase_scope(self.hooks, self.context, c.RunPhase.EVALUATION)():
-            loss = evaluate(
+            found = evaluate(
                 self.step.forward_backward,
                 self.validation_batches(),
                 self.context.config.train.eval_iters,
                 self.num_microbatches,
             )
-        self.recorder.evaluation(self.context.step, loss)
-        self.hooks.event("ascend_after_evaluation")(context=self.context, loss=loss)
+        self.recorder.evaluation(self.context.step, found.loss, found.metrics)
+        after = self.hooks.event("ascend_after_evaluation")
+        after(context=self.context, loss=found.loss, metrics=found.metrics)
 
     def _record_fingerprints(self) -> None:
         self.recorder.fingerprints(self.fingerprints.take())

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
+from megatron.core.transformer.transformer_config import TransformerConfig
 
 from ascend_run.core.hooks import Hooks
 from ascend_run.core.model.build import build_model
 from ascend_run.plugin_api import contracts as c
+from ascend_run.plugin_api.errors import HookError
 
 from .data_parallel import wrap_data_parallel
 from .optimizer import build_optimizer
@@ -27,17 +31,56 @@ def build_models(
     Args:
         dtype: Parameter dtype. Default: the dtype of ``train.precision``.
         with_optimizer: If False, gradients are computed but there is no optimizer.
+
+    Raises:
+        HookError: Not the first role of the task alone is trained.
     """
     config, groups = context.config, context.groups
+    require_one_trained(task.roles)
     for role in task.roles:
         with phase_scope(hooks, context, c.RunPhase.MODEL)():
-            bundle = build_model(config, hooks, groups, context.device, role=role, dtype=dtype)
-            context.models[role] = bundle
-            if role == task.roles[0]:
+            bundle = build_model(config, hooks, groups, context.device, role=role.name, dtype=dtype)
+            match_p2p(bundle.transformer_config)
+            bundle.weights = role.weights or config.model.hf_path
+            context.models[role.name] = bundle
+            if role.frozen_step is None:
                 wrap_data_parallel(bundle, config, hooks, groups, num_microbatches)
-        if role == task.roles[0] and with_optimizer:
+            else:
+                freeze(bundle)
+        if role.frozen_step is None and with_optimizer:
             with phase_scope(hooks, context, c.RunPhase.OPTIMIZER)():
                 build_optimizer(bundle, hooks, context)
+
+
+def require_one_trained(roles: Sequence[c.RoleSpec]) -> None:
+    """Check the roles of a task.
+
+    Raises:
+        HookError: A name stands twice, or not the first role alone is trained.
+    """
+    trained = [place for place, role in enumerate(roles) if role.frozen_step is None]
+    names = [role.name for role in roles]
+    if trained != [0] or len({*names}) < len(names):
+        raise HookError(
+            f"ascend_task: the roles are {', '.join(names) or 'none'}; expected different names, "
+            "and frozen_step for each but the first, which is trained"
+        )
+
+
+def match_p2p(config: TransformerConfig) -> None:
+    """Let the stages of an interleaved pipeline match sends with receives."""
+    if config.virtual_pipeline_model_parallel_size and config.pipeline_model_parallel_size == 2:
+        # With two ranks, the next and the previous rank are the same. Batched sends and receives
+        # are then matched by order only, and Megatron issues them in different orders on the two
+        # ranks.
+        config.batch_p2p_comm = False
+
+
+def freeze(bundle: c.ModelBundle) -> None:
+    """Let a model neither train nor drop out."""
+    bundle.frozen = True
+    for chunk in bundle.chunks:
+        chunk.requires_grad_(False).eval()
 
 
 def release_graphs(context: c.RunContext) -> None:

@@ -47,7 +47,7 @@ class Readings:
         self.started, self.tokens, self.steps = time.perf_counter(), 0, 0
 
     def add(self, result: StepResult) -> None:
-        self.tokens += result.num_tokens
+        self.tokens += result.totals.num_tokens
         self.steps += 1
 
     @contextmanager
@@ -77,6 +77,7 @@ class Readings:
             readings["loss_scale"] = self.step.loss_scale
         if result.skipped:
             readings["skipped"] = True
+        readings.update(result.totals.metrics)
         readings.update(self._expert_readings())
         readings.update(self._mtp_readings())
         for group, (plugin, metrics) in self.plugin_metrics.items():

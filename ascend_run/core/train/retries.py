@@ -15,8 +15,9 @@ from ascend_run.plugin_api import contracts as c
 
 from .models import release_graphs
 from .seeding import random_state
+from .totals import LossTotals
 
-Run: TypeAlias = Callable[[Iterator[c.Batch], int], tuple[float, int]]
+Run: TypeAlias = Callable[[Iterator[c.Batch], int], LossTotals]
 MOST_TRIES: Final = 20  # of one step
 
 
@@ -34,7 +35,7 @@ class Retries:
         self.counts: list[tuple[object, str]] = []
         """(owner, attribute) of what forwards count, in a new value each time."""
 
-    def __call__(self, run: Run, batches: Iterator[c.Batch], number: int) -> tuple[float, int]:
+    def __call__(self, run: Run, batches: Iterator[c.Batch], number: int) -> LossTotals:
         """Call a function, which zeroes gradients first, with the batches of a step."""
         if not self._make_room:
             return run(batches, number)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
+import operator
 from collections.abc import Callable, Iterator
 from contextlib import nullcontext
 from functools import partial
@@ -22,8 +24,10 @@ from ascend_run.core.data.batches import BATCH_AXIS, SEQUENCE_AXIS
 from ascend_run.core.hooks import Hooks
 from ascend_run.plugin_api import contracts as c
 
+from .frozen import FrozenForward
 from .phases import ScheduleTimers, phase_scope
 from .retries import Retries
+from .totals import LossTotals, report_of, report_size
 
 if TYPE_CHECKING:
     from megatron.core.distributed import DistributedDataParallel
@@ -34,15 +38,19 @@ if TYPE_CHECKING:
 class StepResult:
     """Result of one training step."""
 
-    loss: float
-    """Mean over all tokens (or samples) of the global batch."""
+    totals: LossTotals
+    """Loss and metrics of the global batch."""
     grad_norm: float | None
     """Before clipping; None if the step was skipped."""
     skipped: bool
     """True if the gradients held inf or nan (fp16) and the weights were not updated."""
-    num_tokens: int
     learning_rate: float
     """The rate used by this step's update."""
+
+    @property
+    def loss(self) -> float:
+        """Mean over all tokens (or samples) of the global batch."""
+        return self.totals.loss
 
 
 def connect_schedule(bundle: c.ModelBundle) -> None:
@@ -56,11 +64,6 @@ def connect_schedule(bundle: c.ModelBundle) -> None:
     no_sync = [cast("DistributedDataParallel", chunk).no_sync for chunk in bundle.chunks]
     # The interleaved schedule takes one no_sync function per model chunk.
     config.no_sync_func = cast("Any", no_sync) if len(no_sync) > 1 else no_sync[0]
-    if config.virtual_pipeline_model_parallel_size and config.pipeline_model_parallel_size == 2:
-        # With two ranks, the next and the previous rank are the same. Batched sends and receives
-        # are then matched by order only, and Megatron issues them in different orders on the two
-        # ranks.
-        config.batch_p2p_comm = False
     # Megatron keeps this scale per process; reset what an earlier run may have left.
     MoEAuxLossAutoScaler.main_loss_backward_scale = None
 
@@ -117,6 +120,7 @@ class ForwardBackward:
             if self.groups.pp.size() > 1
             else None
         )
+        self.frozen = [FrozenForward(context, one) for one in task.roles[1:]]
         self.force_all_reduce = force_all_reduce
         timers = ScheduleTimers(hooks, context) if hooks.implements("ascend_phase") else None
         self.bundle.transformer_config.timers, self.phases = timers, timers or nullcontext()
@@ -126,14 +130,16 @@ class ForwardBackward:
 
     def __call__(
         self, batches: Iterator[c.Batch], num_microbatches: int, *, forward_only: bool = False
-    ) -> tuple[float, int]:
-        """Run the micro-batches and return (mean loss, number of tokens) over all ranks.
+    ) -> LossTotals:
+        """Run the micro-batches and return loss and metrics over all ranks.
 
         Afterwards each gradient is that of the mean loss over the global batch.
         """
         # Every model chunk reads every micro-batch, each at its own pace.
         read = itertools.islice(batches, num_microbatches)
         seq_length, micro_batch_size, once = self._shape(read)
+        for frozen in self.frozen:
+            once = iter(frozen([*once], seq_length, micro_batch_size))
         with self.phases:
             reports = self.schedule(
                 forward_step_func=self._forward_step,
@@ -147,8 +153,7 @@ class ForwardBackward:
                 p2p_communicator=self.p2p,
                 force_all_reduce=self.force_all_reduce,
             )
-        loss_sum, count = self._total(reports).tolist()
-        return loss_sum / max(count, 1.0), int(count)
+        return LossTotals.from_tensor(self._total(reports), self.task.metrics)
 
     def _shape(self, batches: Iterator[c.Batch]) -> tuple[int, int, Iterator[c.Batch]]:
         """Return the shape of the activations sent between pipeline stages.
@@ -173,9 +178,9 @@ class ForwardBackward:
         return length, rows, itertools.chain((first,), batches)
 
     def _total(self, reports: list[Tensor]) -> Tensor:
-        """Sum loss and tokens over all ranks: ``[2]``, float64. Only the last stage has reports."""
-        device = self.context.device.torch_device
-        total = torch.zeros(2, dtype=torch.float64, device=device)
+        """Sum reports over all ranks; only the last stage has any."""
+        device, size = self.context.device.torch_device, report_size(self.task.metrics)
+        total = torch.zeros(size, dtype=torch.float64, device=device)
         if reports:
             total += torch.stack(reports).sum(dim=0)
             dist.all_reduce(total, group=self.groups.dp_cp)
@@ -189,7 +194,7 @@ class ForwardBackward:
         loss = self.task.forward_step(self.context, model, next(batches))
         if not isinstance(loss, c.LossSum):
             return loss, None
-        report = torch.stack((loss.sum.detach().double(), loss.count.double()))
+        report = report_of(loss, self.task.metrics)
         return loss.sum, lambda total: (total, loss.count.to(torch.int), report)
 
 
@@ -205,21 +210,20 @@ class TrainStep:
 
     def __call__(self, batches: Iterator[c.Batch], num_microbatches: int) -> StepResult:
         optimizer, scheduler = self._optimizer, self.bundle.scheduler
-        loss, num_tokens = self.retries(self._gradients, batches, num_microbatches)
+        totals = self.retries(self._gradients, batches, num_microbatches)
         learning_rate = float(optimizer.param_groups[0]["lr"])
         with self.update_scope():
             updated, grad_norm, _ = optimizer.step()
         if updated and scheduler is not None:
             scheduler.step(increment=1)
         return StepResult(
-            loss=loss,
+            totals=totals,
             grad_norm=None if grad_norm is None else float(grad_norm),
             skipped=not updated,
-            num_tokens=num_tokens,
             learning_rate=learning_rate,
         )
 
-    def _gradients(self, batches: Iterator[c.Batch], num_microbatches: int) -> tuple[float, int]:
+    def _gradients(self, batches: Iterator[c.Batch], num_microbatches: int) -> LossTotals:
         for chunk in self.bundle.chunks:
             chunk.train()
             cast("DistributedDataParallel", chunk).zero_grad_buffer()
@@ -239,15 +243,12 @@ class TrainStep:
 @torch.no_grad()
 def evaluate(
     forward_backward: ForwardBackward, batches: Iterator[c.Batch], num_batches: int, per_batch: int
-) -> float:
-    """Return the mean loss over ``num_batches`` batches of ``per_batch`` micro-batches each."""
+) -> LossTotals:
+    """Return loss and metrics of ``num_batches`` batches of ``per_batch`` micro-batches each."""
     chunks = forward_backward.bundle.chunks
     for chunk in chunks:
         chunk.eval()
-    loss_sum, tokens = 0.0, 0
-    for _ in range(num_batches):
-        loss, count = forward_backward(batches, per_batch, forward_only=True)
-        loss_sum, tokens = loss_sum + loss * count, tokens + count
+    every = [forward_backward(batches, per_batch, forward_only=True) for _ in range(num_batches)]
     for chunk in chunks:
         chunk.train()
-    return loss_sum / max(tokens, 1)
+    return functools.reduce(operator.add, every)

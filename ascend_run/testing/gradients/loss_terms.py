@@ -160,8 +160,8 @@ class LossTerms:
             chunk.train()
             cast("Any", chunk).zero_grad_buffer()
         batches = iter(self._batches)
-        loss, count = self._forward_backward(batches, len(self._batches), forward_only=not backward)
-        return loss, max(count, 1)
+        totals = self._forward_backward(batches, len(self._batches), forward_only=not backward)
+        return totals.loss, max(totals.count, 1)
 
     def _ahead(self) -> float:
         """Sum of the losses of multi-token prediction in the last run, as training weights them."""

@@ -51,7 +51,7 @@ def against(
     yield from _other_config(family, config, reference)
     yield from _other_stored(family, config, dry_run, reference.folder)
     yield from _other_logits(dry_run, reference, samples)
-    loss, _ = dry_run.gradients(forward_backward, dry_run.batches(samples))
+    loss = dry_run.gradients(forward_backward, dry_run.batches(samples)).loss
     if (off := abs(loss / reference.loss - 1)) > TOLERANCE:
         yield f"the loss has relative error {off:.2e} to that of transformers"
     yield from _other_gradients(family, dry_run, reference)

@@ -123,7 +123,10 @@ def _probe(job: Job, folder: Path) -> Record:
     kept: dict[int, dict[str, Tensor]] = {}
 
     def make_dataset(dry_run: DryRun, count: int) -> Samples | None:
-        dataset = (_kit_samples if side.uses_kit_batches else _task_samples)(dry_run, count)
+        if side.uses_kit_batches:
+            dataset: Samples | None = _kit_samples(dry_run, count)
+        else:
+            dataset = dry_run.task_samples(count)
         if side.keeps_samples and dataset is not None and count not in kept:
             kept[count] = _stacked(dataset, count)
         return dataset
@@ -165,17 +168,6 @@ def _kit_samples(dry_run: DryRun, count: int) -> Samples:
     config = dry_run.context.config
     keys = {"model.vocab_size": config.model.vocab_size, "data.seq_length": config.data.seq_length}
     return samples(keys, count)
-
-
-def _task_samples(dry_run: DryRun, count: int) -> Samples | None:
-    from ascend_run.core.data.samples import build_datasets
-    from ascend_run.core.log.setup import configure_logging
-
-    context = dry_run.context
-    # What a run says of its data is no output of verify.
-    with configure_logging(None, context.layout.rank, level="warning"):
-        datasets = dry_run.task.datasets(context, count, 0)
-        return build_datasets(context.config, datasets, count, 0).train
 
 
 @contextmanager

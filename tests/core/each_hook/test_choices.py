@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from ascend_run.core.model.loss import CrossEntropy
 from ascend_run.core.model.router import Router
 from ascend_run.ops.experts.loop_experts import loop_experts
-from ascend_run.plugin_api import AttentionFeatures, ConfigError, HookError, PositionBias
+from ascend_run.plugin_api import AttentionFeatures, ConfigError, HookError, PositionBias, RoleSpec
 from ascend_run.plugins.platforms.cpu.attention import FusedCpuAttention
 from ascend_run.plugins.platforms.cpu.operators import platform_ops
 from ascend_run.plugins.tasks.pretrain import PretrainConfig
@@ -321,7 +321,7 @@ def test_ascend_task_says_which_models_are_trained_on_what(tmp_path: Path) -> No
     class Constant(PretrainTask):
         """Learns that after 7 comes 8, under a role of its own."""
 
-        roles = ("student",)
+        roles = (RoleSpec(name="student"),)
 
         def datasets(self, context: Any, train_samples: int, valid_samples: int) -> Any:
             item = {

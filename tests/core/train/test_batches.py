@@ -22,7 +22,7 @@ def short_task(folder: Path, train_samples: int, validation_samples: int | None 
     task = Hooks(prepared.instances()).require("ascend_task", config=prepared.config)
 
     class Short:
-        roles, batch_fields = task.roles, task.batch_fields
+        roles, metrics, batch_fields = task.roles, (), task.batch_fields
         forward_step = staticmethod(task.forward_step)
 
         def datasets(self, *asked: Any) -> Datasets:

@@ -79,8 +79,11 @@ class TensorBoard:
         self._write(context, metrics)
 
     @hookimpl
-    def ascend_after_evaluation(self, context: RunContext, loss: float) -> None:
-        self._write(context, {"eval_loss": loss})
+    def ascend_after_evaluation(
+        self, context: RunContext, loss: float, metrics: Mapping[str, float]
+    ) -> None:
+        more = {f"eval_{name}": value for name, value in metrics.items()}
+        self._write(context, {"eval_loss": loss, **more})
 
     @hookimpl
     def ascend_after_run(self) -> None:

@@ -14,6 +14,7 @@ from ascend_run.plugin_api import (
     BatchField,
     Datasets,
     LossSum,
+    RoleSpec,
     RunContext,
 )
 from ascend_run.plugins.tasks import next_token_loss
@@ -29,7 +30,8 @@ _TOKEN_AXES = ("batch", "sequence")
 class PretrainTask:
     """Train one model on token files, or on text, with the sum of next-token losses."""
 
-    roles: Sequence[str] = ("policy",)
+    roles: Sequence[RoleSpec] = (RoleSpec(name="policy"),)
+    metrics: Sequence[str] = ()
     batch_fields: Mapping[str, BatchField] = MappingProxyType(
         {
             name: BatchField(axes=_TOKEN_AXES)

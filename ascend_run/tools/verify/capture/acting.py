@@ -103,8 +103,9 @@ class Acting:
         if any(map(hooks.implements, _EVALUATION)):
             hooks.event("ascend_before_evaluation")(context=context)
             count = self._dry_run.plan.num_microbatches
-            loss = evaluate(self._step.forward_backward, batches(), 1, count)
-            hooks.event("ascend_after_evaluation")(context=context, loss=loss)
+            found = evaluate(self._step.forward_backward, batches(), 1, count)
+            after = hooks.event("ascend_after_evaluation")
+            after(context=context, loss=found.loss, metrics=found.metrics)
         if self._checkpoints is not None:
             self._save(self._checkpoints)
         for error in hooks.notify_all("ascend_after_run", context=context):

@@ -228,7 +228,7 @@ def _train(
     record.grad_norms = [
         float("nan") if result.grad_norm is None else result.grad_norm for result in results
     ]
-    record.step_tokens = [result.num_tokens for result in results]
+    record.step_tokens = [result.totals.num_tokens for result in results]
     record.peaks, record.step_gradients = gradients.peaks, [*gradients.projections]
     record.rates = {name: [*of_steps] for name, of_steps in rates.items()}
     record.stale, record.num_masters = stale_parameters(dry_run.bundle, config.model.vocab_size)
@@ -255,8 +255,8 @@ def _one_batch(
             taken += 1
             yield batch
 
-    loss, num_tokens = dry_run.gradients(forward_backward, counted())
-    return loss, num_tokens, taken
+    totals = dry_run.gradients(forward_backward, counted())
+    return totals.loss, totals.num_tokens, taken
 
 
 def _copied(tensor: Tensor | None) -> Tensor:

@@ -15,6 +15,7 @@ from ascend_run.plugin_api import (
     BatchField,
     Datasets,
     LossSum,
+    RoleSpec,
     RunContext,
 )
 from ascend_run.plugins.tasks.pretrain.token_files import token_datasets
@@ -29,7 +30,8 @@ class ContextPretrainTask:
         context_tokens: Places at the beginning of a sequence that do not count.
     """
 
-    roles: Sequence[str] = ("policy",)
+    roles: Sequence[RoleSpec] = (RoleSpec(name="policy"),)
+    metrics: Sequence[str] = ()
     batch_fields: Mapping[str, BatchField] = MappingProxyType(
         {
             name: BatchField(axes=_TOKEN_AXES)

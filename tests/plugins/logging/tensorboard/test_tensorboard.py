@@ -41,7 +41,9 @@ def run_of(plugin: TensorBoard, context: RunContext, lines: list[dict[str, Any]]
     for line in lines:
         context.step = line["step"]
         if "eval_loss" in line:
-            hooks.event("ascend_after_evaluation")(context=context, loss=line["eval_loss"])
+            hooks.event("ascend_after_evaluation")(
+                context=context, loss=line["eval_loss"], metrics={}
+            )
         else:
             hooks.event("ascend_after_log")(context=context, metrics=line)
     hooks.event("ascend_after_run")(context=context)

@@ -98,10 +98,10 @@ def gradients(
         seed_everything(context.config, context.layout)
         dry_run = DryRun(hooks, context)
         forward_backward = dry_run.for_gradients(torch.float64)
-        loss, count = dry_run.gradients(forward_backward, dry_run.batches([data, *more]))
-        assert count == length
+        totals = dry_run.gradients(forward_backward, dry_run.batches([data, *more]))
+        assert totals.num_tokens == length
         found = {p.name: p.tensor.detach().clone() for p in dry_run.shards(gradient_of)}
-    return loss * length, {name: gradient * length for name, gradient in found.items()}
+    return totals.loss * length, {name: gradient * length for name, gradient in found.items()}
 
 
 @pytest.mark.exhaustive(by=lambda values: ["model.position_embedding_type" in values])

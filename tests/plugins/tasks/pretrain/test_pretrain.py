@@ -16,6 +16,7 @@ from ascend_run.plugin_api import (
     Claim,
     Layout,
     LossSum,
+    RoleSpec,
     RunConfig,
     RunContext,
 )
@@ -56,7 +57,7 @@ def problems(hooks: Hooks, config: RunConfig) -> list[str]:
 
 def test_it_claims_the_task_and_trains_one_model(task: Any) -> None:
     assert claims_of(Pretrain) == (Claim.TASK,)
-    assert task.roles == ("policy",)
+    assert task.roles == (RoleSpec(name="policy"),)
     assert set(task.batch_fields) == {"tokens", "labels", "loss_mask", "position_ids"}
     assert {field.axes for field in task.batch_fields.values()} == {("batch", "sequence")}
 
