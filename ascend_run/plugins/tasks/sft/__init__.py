@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import datetime
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import attrs
 
@@ -22,42 +21,25 @@ from ascend_run.plugin_api import (
     Support,
     hookimpl,
 )
+from ascend_run.plugins.tasks import data_problems
+from ascend_run.text.sample_options import SampleOptions
 
 if TYPE_CHECKING:
     from ascend_run.plugin_api import contracts as c
 
 
-def _iso_date(instance: object, attribute: attrs.Attribute[Any], value: str | None) -> None:
-    try:
-        datetime.date.fromisoformat(value or "2000-01-01")
-    except ValueError:
-        raise ValueError(
-            f"{attribute.name} must be a date such as 2026-01-31, got {value!r}"
-        ) from None
-
-
 @attrs.frozen(kw_only=True)
-class SftConfig:
+class SftConfig(SampleOptions):
     """Options, set by ``plugins.sft.<field>=<value>``."""
 
-    template: str | None = None
-    """Chat template: a named one such as ``chatml``, or the path of a ``.jinja`` file; default: the
-    template in the tokenizer's folder."""
     handler: str = "chat"
     """Data handler that reads the files: ``chat``, ``messages``, ``sharegpt``, ``alpaca``, or any
     installed one that makes conversations."""
-    map_keys: tuple[str, ...] = ()
-    """Names of the handler's keys in the files, each ``KEY=NAME`` or a JSON object of them."""
     too_long: str = attrs.field(
         default="drop", validator=attrs.validators.in_(("drop", "truncate", "turns"))
     )
     """Whether to drop or truncate a conversation of more than ``data.seq_length`` tokens;
     ``truncate`` removes its end, ``turns`` the turns that do not fit."""
-    special_tokens: str = attrs.field(
-        default="drop", validator=attrs.validators.in_(("drop", "keep"))
-    )
-    """Whether to drop or keep a conversation whose text contains a special token of the tokenizer,
-    which would be encoded as that token."""
     padding: str = attrs.field(
         default="auto", validator=attrs.validators.in_(("auto", "longest", "seq_length"))
     )
@@ -70,11 +52,6 @@ class SftConfig:
     bidirectional_prompt: bool = False
     """Let the tokens of a prompt, before the first trained one, attend to one another (a prefix
     language model); otherwise attention is causal."""
-    shuffle: bool = True
-    """Shuffle the samples in every epoch; otherwise keep the order of the files."""
-    date: str | None = attrs.field(default=None, validator=_iso_date)
-    """Date passed to chat templates that request today's date, so that the run does not depend on
-    when it starts."""
 
 
 class Sft:
@@ -118,9 +95,14 @@ class Sft:
 
     @hookimpl
     def ascend_check(self, config: RunConfig) -> Sequence[str]:
-        from .sources import source_problems
+        from ascend_run.text.samples import Conversation
 
-        return [*_option_problems(config, self.config), *source_problems(config, self.config)]
+        sources = self.config.sources("sft", Conversation, self.config.handler)
+        return [
+            *data_problems("sft", config, "conversations"),
+            *_option_problems(config, self.config),
+            *sources.problems(config),
+        ]
 
     @hookimpl
     def ascend_cost(
@@ -190,17 +172,6 @@ def _needs_one_length(config: RunConfig) -> Iterator[str]:
 
 def _option_problems(config: RunConfig, options: SftConfig) -> Iterator[str]:
     """Yield the problems of the options, before any file is opened."""
-    data = config.data
-    if not data.train and config.train.train_iters:
-        yield (
-            "sft: data.train is empty; name files of conversations, as in "
-            "data.train=data/train.jsonl"
-        )
-    if config.train.eval_interval and not data.validation:
-        yield (
-            f"sft: train.eval_interval is {config.train.eval_interval}, but data.validation is "
-            "empty; name a held-out file, or set train.eval_interval=0"
-        )
     if options.bidirectional_prompt and config.model.window_size:
         yield (
             "sft: plugins.sft.bidirectional_prompt=true does not go with model.window_size="

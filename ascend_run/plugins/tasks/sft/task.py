@@ -14,10 +14,10 @@ from ascend_run.plugin_api import (
     BatchField,
     Datasets,
     LossSum,
+    RoleSpec,
     RunContext,
-    SampleBlend,
 )
-from ascend_run.plugins.tasks import SampleTensors, next_token_loss
+from ascend_run.plugins.tasks import SampleTensors, blended_datasets, next_token_loss
 from ascend_run.text.encoding import (
     Encoded,
     LengthLimit,
@@ -28,8 +28,7 @@ from ascend_run.text.encoding import (
 from ascend_run.text.omissions import left_out_reasons
 from ascend_run.text.packed_samples import PackedSamples
 from ascend_run.text.sample_files import is_sample_dataset, read_sample_record
-
-from .sources import open_encoder, open_reader
+from ascend_run.text.samples import Conversation
 
 if TYPE_CHECKING:
     from . import SftConfig
@@ -40,7 +39,8 @@ _TOKEN_AXES = ("batch", "sequence")
 class SftTask:
     """Train one model on conversations with the sum of the losses of the assistant's tokens."""
 
-    roles: Sequence[str] = ("policy",)
+    roles: Sequence[RoleSpec] = (RoleSpec(name="policy"),)
+    metrics: Sequence[str] = ()
     batch_fields: Mapping[str, BatchField] = MappingProxyType(
         {
             name: BatchField(axes=_TOKEN_AXES)
@@ -57,17 +57,16 @@ class SftTask:
         Raises:
             DataError: A file, a row, the tokenizer or the template cannot be used.
         """
-        config = context.config
-        encoder = open_encoder(config, self.options)
-        limit = LengthLimit(max_tokens=config.data.seq_length + 1, too_long=self.options.too_long)
-
-        reader = open_reader(self.options)
+        config, cache, options = context.config, context.cache, self.options
+        sources = options.sources("sft", Conversation, options.handler)
+        encoder, reader = sources.open_encoder(config), sources.open_reader()
+        limit = LengthLimit(max_tokens=config.data.seq_length + 1, too_long=options.too_long)
 
         def build(paths: Sequence[str], samples: int, shuffles: bool) -> SampleTensors:
             encoded = encoded_sources(
                 paths,
-                lambda files: encoded_files(files, reader, encoder, limit, context.cache),
-                lambda prefix: encoded_dataset(prefix, limit, context.cache),
+                lambda files: encoded_files(files, reader, encoder, limit, cache),
+                lambda prefix: encoded_dataset(prefix, limit, cache),
             )
             packed = PackedSamples(
                 encoded,
@@ -75,27 +74,13 @@ class SftTask:
                 pad_id=encoder.tokenizer.pad_id,
                 num_samples=samples,
                 seed=config.run.seed if shuffles else None,
-                packs=self.options.packing,
+                packs=options.packing,
             )
             if context.layout.rank == 0:
                 _log_dataset(paths, encoded, packed)
             return SampleTensors(packed, self.batch_fields)
 
-        def blend(
-            files: Sequence[str], weights: tuple[float, ...], samples: int, shuffles: bool
-        ) -> SampleTensors | SampleBlend | None:
-            if not files:
-                return None
-            if not weights:
-                return build(files, samples, shuffles)
-            each = tuple(build([file], samples, shuffles) for file in files)
-            return SampleBlend(datasets=each, weights=weights)
-
-        data = config.data
-        return Datasets(
-            train=blend(data.train, data.train_weights, train_samples, self.options.shuffle),
-            validation=blend(data.validation, data.validation_weights, valid_samples, False),
-        )
+        return blended_datasets(context, train_samples, valid_samples, options.shuffle, build)
 
     def forward_step(self, context: RunContext, model: nn.Module, batch: Batch) -> Tensor | LossSum:
         """Return the hidden state; on the last pipeline stage, the loss sum and token count."""
