@@ -68,9 +68,11 @@ _FILES: Final = {"folder": "."}  # for files without names
 CHOICES: Final[Mapping[str, Sequence[Mapping[str, Any]]]] = {
     **verify_clean_newer.CHOICES,
     "adaptive-recompute": ({}, _FILES),
+    "dpo": ({}, {"packing": False}, {"reference_free": True}),
     "gloo-offload": ({"slice_elements": 100}, {"check_replicas": True}),
     "lora": ({}, {"dropout": 0.1}, {"checkpoint": "full"}),
     "sft": ({}, {"packing": True}),
+    "simpo": ({}, {"loss": "hinge"}),
     "swap-attention": (_FILES, {"prefetch": 0}, {"modules": ["input_layernorm", "self_attention"]}),
     "swap-optimizer": ({}, _FILES),
     "ulysses": ({}, {"kv_cache": "half"}),
@@ -92,7 +94,9 @@ CONFIG: Final[Mapping[str, Mapping[str, Any]]] = {
         "ddp.use_distributed_optimizer": False,
         "ddp.overlap_param_gather": False,
     },
+    "dpo": {"data.seq_length": 96},
     "sft": {"data.seq_length": 64},
+    "simpo": {"data.seq_length": 96},
 }
 """Plugin -> what the model or the data must be for it."""
 EXPERTS: Final = ("deepseek_v2", "gmm")

@@ -41,14 +41,23 @@ VALUES: Final[Mapping[str, Any]] = {
 checkpoint."""
 
 
+FILES: Final[Mapping[str, str]] = {
+    "dpo": "pairs.jsonl",
+    "sft": "chats.jsonl",
+    "simpo": "pairs.jsonl",
+}
+"""Task -> its file; others read token files."""
+
+
 @contextmanager
 def folder_with_data() -> Iterator[Path]:
-    """A folder with token files, conversations and a tokenizer; gone afterwards."""
+    """A folder with token files, conversations, pairs and a tokenizer; gone afterwards."""
     folder = Path(mkdtemp(prefix="campaign-"))
     try:
         _write_tokens(folder / "tokens")
         _write_tokenizer(folder)
         (folder / "chats.jsonl").write_text("".join(_chat(number) for number in range(40)))
+        (folder / "pairs.jsonl").write_text("".join(_pair(number) for number in range(40)))
         yield folder
     finally:
         shutil.rmtree(folder, ignore_errors=True)
@@ -72,7 +81,7 @@ def prepare(
     world_size: int = 1,
 ) -> PreparedRun:
     """A run as an entry point prepares it; its own folder is ``folder/run``."""
-    data = str(folder / ("chats.jsonl" if task == "sft" else "tokens"))
+    data = str(folder / FILES.get(task, "tokens"))
     chosen = {
         **MODELS[model],
         **VALUES,
@@ -82,8 +91,8 @@ def prepare(
         "task": task,
         "enable": [*enable],
         **(
-            {"data.tokenizer": str(folder), "plugins.sft.template": "chatml"}
-            if task == "sft"
+            {"data.tokenizer": str(folder), f"plugins.{task}.template": "chatml"}
+            if task in FILES
             else {}
         ),
         **(values or {}),
@@ -129,6 +138,16 @@ def _chat(number: int) -> str:
         {"role": "assistant", "content": str(number**5)},
     ]
     return json.dumps({"messages": turns}) + "\n"
+
+
+def _pair(number: int) -> str:
+    """A line, unlike the others."""
+    record = {
+        "conversations": [{"from": "human", "value": f"{number}?"}],
+        "chosen": {"from": "gpt", "value": str(number**2)},
+        "rejected": {"from": "gpt", "value": str(number**3 + 7)},
+    }
+    return json.dumps(record) + "\n"
 
 
 def _write_tokenizer(folder: Path) -> None:

@@ -99,14 +99,15 @@ def options_of_plugins() -> Iterator[Any]:
 
 @pytest.mark.parametrize("plugin", [*options_of_plugins()])
 def test_each_option_of_a_plugin_is_read(plugin: Any) -> None:
-    """By a module beside the plugin, or beside a class that it inherits options from: from an
-    object that is named as options are, or from ``self`` where the options are defined."""
+    """By a module beside the plugin, or beside a class that it inherits options from, or by the
+    module of its group: from an object that is named as options are, or from ``self`` where the
+    options are defined."""
     own = {inspect.getfile(c) for c in plugin.config_class.__mro__ if attrs.has(c)}
     folders = {Path(file).parent for file in {inspect.getfile(plugin), *own}}
+    group = Path(inspect.getfile(plugin)).parents[1] / "__init__.py"
     read = {
         attribute
-        for folder in folders
-        for path in folder.rglob("*.py")
+        for path in {group, *(path for folder in folders for path in folder.rglob("*.py"))}
         for base, attribute in attributes_read(path)
         if is_options(base) or (base == "self" and str(path) in own)
     }

@@ -13,7 +13,7 @@ may leave the others nothing to do (adapters freeze what they compute gradients 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -36,6 +36,7 @@ from tests.plugins.models.test_families import record, reference_of
 from tests.plugins.platforms.npu.test_device_path import on_the_cpu, on_the_npu
 from tests.support.chats import CHATML, SHORT, write_lines, write_tokenizer
 from tests.support.plugin_pages import page_of
+from tests.support.preference_files import preferences
 
 ROOT = Path(__file__).parent.parent.parent
 CATALOGUE = discover()
@@ -85,14 +86,17 @@ def expected(gloo_pool: GlooPool) -> Callable[[Trial], list[RankOutcome]]:
 
 
 @pytest.fixture(scope="module")
-def chats(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
-    """What ``[data]`` names where a task reads conversations."""
-    folder = tmp_path_factory.mktemp("chats")
-    return {
+def texts(tmp_path_factory: pytest.TempPathFactory) -> Mapping[str, dict[str, Any]]:
+    """What ``[data]`` names where a task reads conversations, or pairs of answers."""
+    folder = tmp_path_factory.mktemp("texts")
+    chats = {
         "data.tokenizer": str(write_tokenizer(folder / "tokenizer", template=CHATML)),
         "data.train": [write_lines(folder / "train.jsonl", [{"messages": SHORT}])],
         "model.vocab_size": 512,
     }
+    named = [write_lines(folder / "pairs.jsonl", preferences(8))]
+    pairs = {**chats, "data.train": named, "data.seq_length": 64}
+    return {"sft": chats, "dpo": pairs, "simpo": pairs}
 
 
 def trial_of(names: tuple[str, ...], *, sharded: bool, plugins: tuple[str, ...]) -> Trial:
@@ -172,10 +176,10 @@ def test_a_family_on_the_npu_is_that_of_the_cpu(
 def test_a_task_on_the_npu_is_that_of_the_cpu(
     gloo_pool: GlooPool,
     expected: Callable[[Trial], list[RankOutcome]],
-    chats: dict[str, Any],
+    texts: Mapping[str, dict[str, Any]],
     name: str,
 ) -> None:
-    config = {**MODELS["dense"], "task": name, **(chats if name == "sft" else {})}
+    config = {**MODELS["dense"], "task": name, **texts.get(name, {})}
     layout = trial_layout({"dp": 2})
     trial, plain = Trial(config={**config, **layout}), Trial(config=config)
     assert_shown(gloo_pool, expected, (name,), trial, plain)

@@ -20,6 +20,7 @@ from tests.plugins.models.cases import FAMILIES
 from tests.support.chats import CHATML, SHORT, write_lines, write_tokenizer
 from tests.support.latent_models import LATENT
 from tests.support.plugin_pages import page_of
+from tests.support.preference_files import preferences
 
 FAMILIES_OF_ONE_SUITE = {family.name for family in FAMILIES}
 """Model families that differ in data only, tested by one suite over all of them."""
@@ -78,10 +79,12 @@ def subjects(gloo_pool: GlooPool, tmp_path_factory: pytest.TempPathFactory) -> d
         "data.tokenizer": str(folder / "tokenizer"),
         "model.vocab_size": 512,
     }
+    write_lines(folder / "pairs.jsonl", preferences(8))
+    pairs = {**chats, "data.train": [str(folder / "pairs.jsonl")], "data.seq_length": 64}
     means = Means(load_runtime(), lambda: gloo_pool, SETTINGS)
     others = {
         name: Means(load_runtime(), lambda: gloo_pool, {**SETTINGS, **settings})
-        for name, settings in {"sft": chats, **MODELS_OF}.items()
+        for name, settings in {"sft": chats, "dpo": pairs, "simpo": pairs, **MODELS_OF}.items()
     }
     found = {name: Subject(name, others.get(name, means)) for name in OURS}
     for name, settings in IDLE_IN.items():

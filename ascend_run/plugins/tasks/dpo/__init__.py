@@ -1,0 +1,179 @@
+"""Direct preference optimization: prefer the chosen answer of each pair over the rejected one."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import attrs
+
+from ascend_run.plugin_api import (
+    AttentionFeatures,
+    Claim,
+    CostChange,
+    Layout,
+    LegacyFlag,
+    Manifest,
+    Maturity,
+    Numerics,
+    PipelineStage,
+    ReportPanel,
+    RunConfig,
+    Support,
+    hookimpl,
+)
+from ascend_run.plugins.tasks import pair_panels, pair_problems
+from ascend_run.text.sample_options import PairOptions
+
+if TYPE_CHECKING:
+    from ascend_run.plugin_api import contracts as c
+
+LOSS_TYPES = ("sigmoid", "robust", "hinge", "ipo")
+
+
+@attrs.frozen(kw_only=True)
+class DpoConfig(PairOptions):
+    """Options, set by ``plugins.dpo.<field>=<value>``."""
+
+    beta: float = attrs.field(default=0.1, validator=attrs.validators.gt(0.0))
+    """Weight of the log-ratios of policy and reference: the larger, the closer the policy stays to
+    the reference."""
+    loss: str = attrs.field(default="sigmoid", validator=attrs.validators.in_(LOSS_TYPES))
+    """``sigmoid``; ``robust``, against pairs with swapped answers; ``hinge``; ``ipo``."""
+    label_smoothing: float = attrs.field(
+        default=0.0, validator=[attrs.validators.ge(0.0), attrs.validators.le(0.5)]
+    )
+    """Assumed share of pairs whose answers are swapped, for ``sigmoid`` and ``robust``."""
+    sft_weight: float = attrs.field(default=0.0, validator=attrs.validators.ge(0.0))
+    """Weight of the mean loss of the chosen answer's tokens, which is added to each pair."""
+    reference: str | None = None
+    """Hugging Face folder of the reference's weights; default: the weights that the policy begins
+    with."""
+    reference_free: bool = False
+    """Compare with a reference to which all answers are equally probable; none is loaded."""
+
+
+class Dpo:
+    """Train on the mean over pairs of a loss of log-ratios between policy and frozen reference.
+
+    A pair is two documents of a packed row, the prompt with each answer; tokens do not attend to
+    other documents. A log-probability is the sum over the answer's tokens.
+
+    Source: Rafailov et al. 2023, arXiv:2305.18290, equation 7.
+    """
+
+    manifest = Manifest(
+        name="dpo",
+        summary="direct preference optimization: train on pairs of a chosen and a rejected answer",
+        # Its samples come from its own files, so no other plugin may provide the dataset.
+        claims=(Claim.DATASET,),
+        attention_needs=AttentionFeatures(documents=True),
+        numerics=Numerics.MODEL,
+        platforms={
+            "cpu": Support.REAL,
+            "cuda": Support.ARITHMETIC,
+            "npu": Support.ARITHMETIC,
+        },
+        level=0,
+        maturity=Maturity.EXPERIMENTAL,
+        legacy_flags=(
+            LegacyFlag(flag="--stage", key="task", values={"dpo": "dpo"}),
+            LegacyFlag(flag="--dpo-beta", key="plugins.dpo.beta", values=None),
+            LegacyFlag(
+                flag="--dpo-loss-type",
+                key="plugins.dpo.loss",
+                values={name: name for name in ("sigmoid", "hinge", "ipo")},
+            ),
+            LegacyFlag(
+                flag="--dpo-label-smoothing", key="plugins.dpo.label_smoothing", values=None
+            ),
+            LegacyFlag(flag="--pref-ftx", key="plugins.dpo.sft_weight", values=None),
+            LegacyFlag(flag="--ref-model", key="plugins.dpo.reference", values=None),
+        ),
+        source="arXiv:2305.18290",
+    )
+    config_class = DpoConfig
+
+    def __init__(self, config: DpoConfig) -> None:
+        self.config = config
+
+    @hookimpl
+    def ascend_check(self, config: RunConfig) -> Sequence[str]:
+        return [
+            *_option_problems(config, self.config),
+            *_reference_problems(config, self.config),
+            *pair_problems("dpo", config, self.config),
+        ]
+
+    @hookimpl
+    def ascend_cost(
+        self, config: RunConfig, layout: Layout, rank: PipelineStage
+    ) -> CostChange | None:
+        """Return the cost of the reference."""
+        if self.config.reference_free:
+            return None
+        from .cost import reference_cost
+
+        return reference_cost(config, layout, rank)
+
+    @hookimpl
+    def ascend_task(self) -> c.Task:
+        from .task import DpoTask
+
+        return DpoTask(self.config)
+
+    @hookimpl
+    def ascend_batch(self) -> c.Wrapper[c.BatchIterator]:
+        from ascend_run.plugins.tasks import separate_documents
+
+        return separate_documents
+
+    @hookimpl
+    def ascend_report(self) -> Sequence[ReportPanel]:
+        return pair_panels("Log-probabilities of answers")
+
+
+def _option_problems(config: RunConfig, options: DpoConfig) -> Iterator[str]:
+    """Yield the problems of the options, before any file is opened."""
+    smoothing = options.label_smoothing
+    if smoothing and options.loss not in ("sigmoid", "robust"):
+        yield (
+            f"dpo: plugins.dpo.label_smoothing={smoothing} has no meaning with plugins.dpo.loss="
+            f"{options.loss}; leave it out, or use sigmoid or robust"
+        )
+    if smoothing == 0.5 and options.loss == "robust":
+        yield (
+            "dpo: plugins.dpo.label_smoothing=0.5 divides by 0 with plugins.dpo.loss=robust; use "
+            "less than 0.5"
+        )
+    if options.reference_free and options.reference is not None:
+        yield (
+            f"dpo: plugins.dpo.reference={options.reference} is not used with "
+            "plugins.dpo.reference_free=true; leave out one of the two"
+        )
+    has_weights = options.reference or config.model.hf_path or options.reference_free
+    if config.checkpoint.load and not has_weights:
+        yield (
+            f"dpo: the policy begins with checkpoint.load={config.checkpoint.load}, which the "
+            "reference cannot; name its weights as a Hugging Face folder in plugins.dpo.reference"
+        )
+
+
+def _reference_problems(config: RunConfig, options: DpoConfig) -> Iterator[str]:
+    """Yield what is wrong with the folder of the reference."""
+    if options.reference is None:
+        return
+    named = f"dpo: plugins.dpo.reference={options.reference}"
+    try:
+        found = json.loads((Path(options.reference) / "config.json").read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        yield f"{named}: its config.json cannot be read ({error}); name a Hugging Face folder"
+        return
+    size = found.get("vocab_size") if isinstance(found, dict) else None
+    if size != config.model.vocab_size:
+        yield (
+            f"{named} has a vocabulary of {size}, and this model one of "
+            f"{config.model.vocab_size}; name a folder of a model with the same tokenizer"
+        )

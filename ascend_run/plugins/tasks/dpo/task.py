@@ -1,0 +1,84 @@
+"""The preference task; imports torch."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
+
+from torch import Tensor, nn
+
+from ascend_run.ops.preference_loss import METRICS, Answers, preference_loss, preference_metrics
+from ascend_run.plugin_api import Batch, BatchField, Datasets, LossSum, RoleSpec, RunContext
+from ascend_run.plugins.tasks import (
+    PAIR_FIELDS,
+    pair_datasets,
+    pair_loss_sum,
+    sums_of_documents,
+    token_losses,
+)
+
+if TYPE_CHECKING:
+    from . import DpoConfig
+
+_REFERENCE = "reference"
+
+
+class DpoTask:
+    """Train one model on pairs of answers, beside a frozen reference."""
+
+    metrics: Sequence[str] = METRICS
+    batch_fields: Mapping[str, BatchField] = PAIR_FIELDS
+
+    def __init__(self, options: DpoConfig) -> None:
+        self.options = options
+        reference = RoleSpec(
+            name=_REFERENCE, frozen_step=self.reference_step, weights=options.reference
+        )
+        policy = RoleSpec(name="policy")
+        self.roles: Sequence[RoleSpec] = (
+            (policy,) if options.reference_free else (policy, reference)
+        )
+
+    def datasets(self, context: RunContext, train_samples: int, valid_samples: int) -> Datasets:
+        """Return the pairs that ``[data]`` names, epoch after epoch.
+
+        Raises:
+            DataError: A file, a row, the tokenizer or the template cannot be used.
+        """
+        return pair_datasets(
+            "dpo", self.options, context, train_samples, valid_samples, self.batch_fields
+        )
+
+    def reference_step(self, context: RunContext, model: nn.Module, batch: Batch) -> Tensor:
+        """Return the hidden state; on the last pipeline stage, the sum of the log-probabilities of
+        each document's trained tokens, [D]."""
+        output = token_losses(model, batch)
+        return sums_of_documents(context, batch, -output) if output.dim() == 2 else output
+
+    def forward_step(self, context: RunContext, model: nn.Module, batch: Batch) -> Tensor | LossSum:
+        """Return the hidden state; on the last pipeline stage, the sum of the losses of pairs, and
+        their number."""
+        output = token_losses(model, batch)
+        if output.dim() != 2:
+            return output
+        sums_D = sums_of_documents(context, batch, -output)
+        policy = Answers.of_documents(sums_D)
+        lengths = Answers.of_documents(
+            sums_of_documents(context, batch, batch.tensors["loss_mask"].to(sums_D.dtype))
+        )
+        ratios = policy
+        if _REFERENCE in batch.tensors:
+            ratios = policy - Answers.of_documents(batch.tensors[_REFERENCE])
+        compared = ratios / lengths if self.options.loss == "ipo" else ratios
+        loss_P = preference_loss(
+            self.options.loss,
+            compared.margin_P,
+            beta=self.options.beta,
+            smoothing=self.options.label_smoothing,
+        )
+        if self.options.sft_weight:
+            loss_P = loss_P - self.options.sft_weight * (policy / lengths).chosen_P
+        metrics = preference_metrics(
+            rewards=ratios.scaled(self.options.beta), logps=policy, lengths=lengths
+        )
+        return pair_loss_sum(context, batch, loss_P, metrics)

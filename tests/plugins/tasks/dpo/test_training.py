@@ -1,0 +1,232 @@
+"""Ten steps against transformers and torch: losses and every metric, in each variant and layout.
+Then the reference, resuming, and evaluation."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Mapping
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from ascend_run.ops.preference_loss import METRICS
+from ascend_run.testing.pool import GlooPool
+from tests.core.train.runs import assert_same, whole_run
+from tests.support.needed_plugins import names_of
+from tests.support.plain_preferences import PlainSteps, smoothed
+from tests.support.preference_files import assert_equal_steps, tokenized, write_workplace
+from tests.support.tiny_llama import OPTIMIZER
+
+STEPS, BATCH = 10, 4
+PACKS = 3
+"""Samples that the held-out pairs fill: two, three and two of them."""
+
+
+@pytest.fixture(scope="module")
+def workplace(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_workplace(tmp_path_factory.mktemp("dpo"), STEPS * BATCH)
+
+
+def plain_steps(workplace: Path, model: str = "model", **options: Any) -> list[dict[str, float]]:
+    pairs = tokenized(workplace / "blocks", workplace / "train.jsonl")
+    batches = [pairs[step * BATCH : (step + 1) * BATCH] for step in range(STEPS)]
+    return list(PlainSteps(folder=workplace / model, **options).steps(batches))
+
+
+Plain = Callable[[str], list[dict[str, float]]]
+
+
+@pytest.fixture(scope="module")
+def plain(workplace: Path) -> Plain:
+    """Return the steps of a model, which are run once."""
+    return functools.cache(partial(plain_steps, workplace))
+
+
+def values(workplace: Path, output: Path, **changes: Any) -> Mapping[str, Any]:
+    return {
+        **OPTIMIZER,
+        "task": "dpo",
+        "run.output_dir": str(output),
+        "model.family": "llama",
+        "model.hf_path": str(workplace / "model"),
+        "model.make_vocab_size_divisible_by": 8,
+        "data.train": [str(workplace / "train.jsonl")],
+        "data.validation": [str(workplace / "held-out.jsonl")],
+        "data.tokenizer": str(workplace / "tokenizer"),
+        "data.seq_length": 128,
+        "train.train_iters": STEPS,
+        "train.global_batch_size": BATCH,
+        "train.precision": "fp32",
+        "train.log_interval": 1,
+        "plugins.dpo.shuffle": False,
+        "plugins.dpo.packing": False,
+        **{name.replace("__", "."): value for name, value in changes.items()},
+    }
+
+
+TP, PP = "parallel__tensor_model_parallel_size", "parallel__pipeline_model_parallel_size"
+CP = "parallel__context_parallel_size"
+LAYOUTS: dict[str, tuple[int, dict[str, Any], tuple[str, ...]]] = {
+    "one": (1, {}, ()),
+    "one, all at once": (1, {"train__micro_batch_size": 4}, ()),
+    "dp=2": (2, {"train__micro_batch_size": 2}, ()),
+    "dp=2, distributed optimizer": (2, {"ddp__use_distributed_optimizer": True}, ()),
+    "tp=2": (2, {TP: 2}, ()),
+    "tp=2, sp": (2, {TP: 2, "parallel__sequence_parallel": True, "train__micro_batch_size": 2}, ()),
+    "pp=2": (2, {PP: 2}, ()),
+    "pp=2, two rows": (2, {PP: 2, "train__micro_batch_size": 2}, ()),
+    "pp=2, vpp=2": (
+        2,
+        {PP: 2, "parallel__virtual_pipeline_model_parallel_size": 2, "model__hf_path": "deep"},
+        (),
+    ),
+    "tp=2, pp=2, sp": (4, {TP: 2, PP: 2, "parallel__sequence_parallel": True}, ()),
+    "cp=2, ulysses": (2, {CP: 2}, ("ulysses",)),
+    "cp=2, ring": (2, {CP: 2, "train__micro_batch_size": 2}, ("ring-attention",)),
+}
+
+
+@pytest.mark.exhaustive(by=lambda layout: [LAYOUTS[layout][0] > 1, bool(LAYOUTS[layout][2])])
+@pytest.mark.parametrize("layout", names_of(LAYOUTS, lambda case: case[2]))
+def test_ten_steps_are_those_of_transformers(
+    gloo_pool: GlooPool, workplace: Path, plain: Plain, tmp_path: Path, layout: str
+) -> None:
+    ranks, changes, plugins = LAYOUTS[layout]
+    model = changes.get("model__hf_path", "model")
+    run = values(
+        workplace, tmp_path / "run", **{**changes, "model__hf_path": str(workplace / model)}
+    )
+    ended = gloo_pool.run(whole_run, ranks, run, plugins, timeout=100)
+    assert_equal_steps(ended[0].readings, plain(model))
+    assert plain(model)[0]["rewards/margins"] == 0.0
+    assert plain(model)[-1]["rewards/margins"] > 0.05
+
+
+VARIANTS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
+    "smoothing": ({"label_smoothing": 0.2}, {"loss": smoothed(0.1, 0.2)}),
+    "robust": (
+        {"loss": "robust", "label_smoothing": 0.1},
+        {
+            "loss": lambda c, r: (
+                (
+                    -0.9 * torch.sigmoid(0.1 * (c - r)).log()
+                    + 0.1 * torch.sigmoid(0.1 * (r - c)).log()
+                )
+                / 0.8
+            )
+        },
+    ),
+    "hinge": (
+        {"loss": "hinge", "beta": 0.5},
+        {"loss": lambda c, r: (1 - 0.5 * (c - r)).clamp(min=0), "beta": 0.5},
+    ),
+    "ipo": ({"loss": "ipo"}, {"loss": lambda c, r: (c - r - 5) ** 2, "averages": True}),
+    "reference-free": ({"reference_free": True}, {"reference_free": True}),
+    "sft_weight": ({"sft_weight": 0.5}, {"sft_weight": 0.5}),
+}
+
+
+@pytest.mark.exhaustive(by=lambda variant: [variant in ("ipo", "reference-free")])
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_each_variant_is_that_of_transformers(
+    gloo_pool: GlooPool, workplace: Path, tmp_path: Path, variant: str
+) -> None:
+    ours, theirs = VARIANTS[variant]
+    options = {f"plugins__dpo__{name}": value for name, value in ours.items()}
+    run = values(workplace, tmp_path / "run", train__micro_batch_size=2, **options)
+    (ended,) = gloo_pool.run(whole_run, 1, run, timeout=100)
+    assert_equal_steps(ended.readings, plain_steps(workplace, **theirs))
+
+
+def test_another_reference_is_loaded_from_its_folder(
+    gloo_pool: GlooPool, workplace: Path, tmp_path: Path
+) -> None:
+    other = workplace / "other"
+    run = values(workplace, tmp_path / "run", plugins__dpo__reference=str(other))
+    (ended,) = gloo_pool.run(whole_run, 1, run, timeout=100)
+    plain = plain_steps(workplace, reference=other)
+    assert_equal_steps(ended.readings, plain)
+    assert abs(plain[0]["rewards/margins"]) > 0.01
+
+
+@pytest.mark.parametrize("packing", [False, True])
+def test_packed_pairs_cost_what_they_cost_alone(
+    gloo_pool: GlooPool, workplace: Path, tmp_path: Path, packing: bool
+) -> None:
+    """The seven held-out pairs in one step; packed they fill three samples, of unequal numbers."""
+    run = values(
+        workplace,
+        tmp_path / "run",
+        data__train=[str(workplace / "held-out.jsonl")],
+        train__train_iters=1,
+        train__global_batch_size=PACKS if packing else 7,
+        train__micro_batch_size=PACKS if packing else 1,
+        plugins__dpo__packing=packing,
+    )
+    (ended,) = gloo_pool.run(whole_run, 1, run, timeout=100)
+    pairs = tokenized(workplace / "blocks", workplace / "held-out.jsonl")
+    plain = list(PlainSteps(folder=workplace / "model").steps([pairs]))
+    assert_equal_steps(ended.readings, plain)
+
+
+def test_the_reference_neither_changes_nor_is_saved(
+    gloo_pool: GlooPool, workplace: Path, tmp_path: Path
+) -> None:
+    (ended,) = gloo_pool.run(whole_run, 1, values(workplace, tmp_path / "run"), timeout=100)
+    assert not [key for key in ended.tensors if "reference" in key]
+    (free,) = gloo_pool.run(
+        whole_run,
+        1,
+        values(workplace, tmp_path / "free", plugins__dpo__reference_free=True),
+        timeout=100,
+    )
+    assert ended.tensors.keys() == free.tensors.keys()
+
+
+@pytest.mark.parametrize("other", [False, True], ids=["own weights", "another folder"])
+def test_a_run_in_two_halves_is_the_run_in_one(
+    gloo_pool: GlooPool, workplace: Path, tmp_path: Path, other: bool
+) -> None:
+    def run(name: str, **changes: Any) -> Any:
+        reference = {"plugins__dpo__reference": str(workplace / "other")} if other else {}
+        options = values(
+            workplace,
+            tmp_path / name,
+            plugins__dpo__shuffle=True,
+            train__micro_batch_size=2,
+            **reference,
+            **changes,
+        )
+        return gloo_pool.run(whole_run, 2, options, timeout=100)
+
+    # 13 steps of 4: into the second epoch of 40 pairs.
+    straight = run("straight", train__train_iters=13)
+    run("halves", train__train_iters=9, checkpoint__save_interval=9)
+    halves = run("halves", train__train_iters=13, checkpoint__save_interval=9)
+    assert_same(halves, straight)
+    assert halves[0].readings == straight[0].readings
+
+
+def test_evaluation_has_the_metrics_of_the_held_out_file(
+    gloo_pool: GlooPool, workplace: Path, tmp_path: Path
+) -> None:
+    options = values(
+        workplace,
+        tmp_path / "run",
+        train__eval_interval=5,
+        train__eval_iters=1,
+        train__global_batch_size=7,
+        train__train_iters=5,
+        optimizer__lr=0.0,
+    )
+    (ended,) = gloo_pool.run(whole_run, 1, options, timeout=100)
+    evaluated = [line for line in ended.readings if "eval_loss" in line]
+    pairs = tokenized(workplace / "blocks", workplace / "held-out.jsonl")
+    (plain,) = PlainSteps(folder=workplace / "model").steps([pairs])
+    for name in METRICS:
+        for line in evaluated:
+            assert line[f"eval_{name}"] == pytest.approx(plain[name], rel=1e-5, abs=2e-6), name
+    assert len(evaluated) == 2
