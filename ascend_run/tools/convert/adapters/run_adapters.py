@@ -142,7 +142,8 @@ def _update(
 def alpha_of_part(record: Mapping[str, Any], linear: str, part: str) -> float:
     """Return the alpha of a part's adapter from what the plugin has stored."""
     pattern: Mapping[str, float] = record.get("alpha_pattern", {})
-    return of_part(pattern, linear, part, record["alpha"])
+    alpha: float = record["alpha"]
+    return of_part(pattern, linear, part, alpha)
 
 
 def _ranks(adapters: ModelSource, linear: str, order: list[str]) -> list[int]:
