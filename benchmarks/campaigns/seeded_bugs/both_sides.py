@@ -22,7 +22,7 @@ BUGS: Final = (
         name="lora-without-alpha",
         what="what an adapter adds is not multiplied by alpha / r",
         target="ascend_run.plugins.fine_tuning.lora.adapter:Adapter.__init__",
-        old="scale_of(options.alpha, options.rank, rslora=options.rslora)",
+        old="scale_of_part(part, options)",
         new="1.0",
         plugins=("lora",),
         modules=_LINEARS,

@@ -15,7 +15,7 @@ BUGS: Final = (
     Bug(
         name="lora-over-root-of-rank",
         what="what an adapter adds is multiplied by alpha / sqrt(r), as with rslora",
-        target="ascend_run.plugins.fine_tuning.lora.adapter:Adapter.__init__",
+        target="ascend_run.plugins.fine_tuning.lora.sizes:scale_of_part",
         old="rslora=options.rslora",
         new="rslora=True",
         plugins=("lora",),

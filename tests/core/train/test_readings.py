@@ -50,9 +50,9 @@ def test_a_line_has_the_readings_of_its_step() -> None:
         assert line["lr"] == results[-1].learning_rate
         assert line["grad_norm"] == results[-1].grad_norm > 0
         trained = [int(row["loss_mask"].sum()) for row in samples(DENSE, 4)]
-        assert results[0].num_tokens == sum(trained) < 4 * 16
+        assert results[0].totals.num_tokens == sum(trained) < 4 * 16
         tokens = line["tokens_per_second"] * line["step_seconds"] * 2
-        assert tokens == pytest.approx(2 * results[0].num_tokens)
+        assert tokens == pytest.approx(2 * results[0].totals.num_tokens)
         assert 0 < line["memory_bytes"] <= line["memory_peak_bytes"]
 
 

@@ -38,7 +38,7 @@ def step_of(values: Values, left: int) -> tuple[float, int, float]:
         for empty in made[left:]:
             empty["loss_mask"].zero_()
         result = run.train_step(run.dry_run.batches(made), run.plan.num_microbatches)
-        return result.loss, result.num_tokens, result.grad_norm
+        return result.loss, result.totals.num_tokens, result.grad_norm
 
 
 @settings(max_examples=6, deadline=None)
