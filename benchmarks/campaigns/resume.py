@@ -94,9 +94,9 @@ CONFIG: Final[Mapping[str, Mapping[str, Any]]] = {
         "ddp.use_distributed_optimizer": False,
         "ddp.overlap_param_gather": False,
     },
-    "dpo": {"data.seq_length": 96},
+    "dpo": {"data.seq_length": 96, "model.moe_aux_loss_coeff": 0.0},
     "sft": {"data.seq_length": 64},
-    "simpo": {"data.seq_length": 96},
+    "simpo": {"data.seq_length": 96, "model.moe_aux_loss_coeff": 0.0},
 }
 """Plugin -> what the model or the data must be for it."""
 EXPERTS: Final = ("deepseek_v2", "gmm")

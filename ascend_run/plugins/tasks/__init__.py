@@ -63,6 +63,12 @@ def pair_problems(task: str, config: RunConfig, options: PairOptions) -> list[st
             f"{task}: model.mtp_num_layers={depths} predicts further tokens, for which pairs have "
             "no loss; set it to 0"
         )
+    problems += [
+        f"{task}: model.{name}={config.model[name]} is a sum over tokens, and the loss a mean over "
+        "pairs; set it to 0"
+        for name in ("moe_aux_loss_coeff", "moe_z_loss_coeff")
+        if config.model.num_moe_experts and config.model[name]
+    ]
     return [
         *problems,
         *data_problems(task, config, "pairs"),
