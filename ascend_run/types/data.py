@@ -68,6 +68,9 @@ class RoleSpec:
     frozen_step: FrozenStep | None = None
     """If given, the model is frozen: it has no optimizer, is not part of checkpoints, and runs
     before the trained model on each micro-batch, to which its results are added under its name."""
+    is_base: bool = False
+    """Whether it is no model of its own but the trained one, in ``RunPhase.REFERENCE``: without
+    what is trained beside its frozen weights."""
     weights: str | None = None  #: Hugging Face folder; None: ``model.hf_path``, if that is set.
 
 

@@ -11,8 +11,9 @@ class Claim(enum.StrEnum):
     Implementing a provider hook implies its claim (see the hook's specification), which must not be
     repeated in the manifest. Claims without a provider hook are declared in the manifest:
     ``dataset`` for tasks whose samples are not Megatron token files, and ``token-dispatcher``,
-    ``linear-comm``, ``parameter-storage``, ``schedule`` and ``checkpoint-store`` for plugins that
-    own such a part through a wrapper hook. Two enabled plugins with the same claim are an error.
+    ``linear-comm``, ``parameter-storage``, ``adapter``, ``schedule`` and ``checkpoint-store`` for
+    plugins that own such a part through a wrapper hook. Two enabled plugins with the same claim
+    are an error.
     """
 
     ATTENTION_KERNEL = "attention-kernel"  #: Attention on one device.
@@ -23,6 +24,9 @@ class Claim(enum.StrEnum):
     ROUTER = "router"  #: Selection of experts.
     LINEAR_COMM = "linear-comm"  #: Collectives of parallel linears.
     PARAMETER_STORAGE = "parameter-storage"  #: First: ``reuse-fp32-param``.
+    ADAPTER = (
+        "adapter"  #: What is trained beside frozen weights, and off in ``RunPhase.REFERENCE``.
+    )
     DATA_PARALLEL = "data-parallel"  #: Gradient reduction.
     OPTIMIZER = "optimizer"  #: The update of the weights.
     SCHEDULE = "schedule"  #: First: ``dualpipev``.

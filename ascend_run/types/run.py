@@ -41,6 +41,9 @@ class RunPhase(enum.StrEnum):
     OPTIMIZER = "optimizer"  #: Builds its optimizer: master weights are allocated.
     FORWARD = "forward"  #: Of one micro-batch through one model chunk, with the loss.
     BACKWARD = "backward"  #: Likewise; gradients may be reduced meanwhile.
+    REFERENCE = "reference"
+    """Forwards of a step's micro-batches through a frozen model, or through the trained one as it
+    was before training: what a plugin trains beside frozen weights is off."""
     REDUCTION = "reduction"  #: Of gradients, after the last backward.
     UPDATE = "update"  #: Of the weights; the first one allocates the optimizer's states.
     EVALUATION = "evaluation"  #: Over all its batches.

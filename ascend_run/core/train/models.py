@@ -38,6 +38,8 @@ def build_models(
     config, groups = context.config, context.groups
     require_one_trained(task.roles)
     for role in task.roles:
+        if role.is_base:
+            continue
         with phase_scope(hooks, context, c.RunPhase.MODEL)():
             bundle = build_model(config, hooks, groups, context.device, role=role.name, dtype=dtype)
             match_p2p(bundle.transformer_config)

@@ -120,7 +120,7 @@ class ForwardBackward:
             if self.groups.pp.size() > 1
             else None
         )
-        self.frozen = [FrozenForward(context, one) for one in task.roles[1:]]
+        self.frozen = [FrozenForward(hooks, context, one, self.bundle) for one in task.roles[1:]]
         self.force_all_reduce = force_all_reduce
         timers = ScheduleTimers(hooks, context) if hooks.implements("ascend_phase") else None
         self.bundle.transformer_config.timers, self.phases = timers, timers or nullcontext()

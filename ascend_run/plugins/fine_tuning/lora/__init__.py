@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING
 
 import attrs
 
 from ascend_run.plugin_api import (
     ANY,
+    Claim,
     FrozenMapping,
     LegacyFlag,
     LinkPlace,
     Manifest,
     Maturity,
     Numerics,
+    RunPhase,
     Support,
     hookimpl,
 )
@@ -74,6 +77,7 @@ class Lora:
     manifest = Manifest(
         name="lora",
         summary="train low-rank adapters on frozen weights, in PEFT's file format",
+        claims=(Claim.ADAPTER,),
         numerics=Numerics.MODEL,
         platforms={
             "cpu": Support.REAL,
@@ -154,6 +158,17 @@ class Lora:
             return model
 
         return wrap
+
+    @hookimpl
+    def ascend_phase(
+        self, context: RunContext, phase: RunPhase
+    ) -> Callable[[], AbstractContextManager[None]] | None:
+        if phase is not RunPhase.REFERENCE:
+            return None
+        from .adapter import adapters, switched_off
+
+        chunks = context.models[ROLE].chunks
+        return lambda: switched_off([one for chunk in chunks for one in adapters(chunk)])
 
     @hookimpl
     def ascend_checkpoint_filter(self, role: str) -> c.Wrapper[Sequence[c.TensorShard]] | None:

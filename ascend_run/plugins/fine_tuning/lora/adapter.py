@@ -14,7 +14,7 @@ from __future__ import annotations
 import hashlib
 import math
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import nullcontext
+from contextlib import contextmanager, nullcontext
 from typing import TYPE_CHECKING, Any, TypeAlias, cast
 
 import torch
@@ -72,7 +72,7 @@ class Adapter(nn.Module):
         options: LoraOptions,
     ) -> None:
         super().__init__()
-        self.layer, self.name = layer_index, name
+        self.layer, self.name, self.is_on = layer_index, name, True
         self.parts = tuple(parts)
         self.ranks = [rank_of_part(part, options) for part in parts]
         self.scales = {part: scale_of_part(part, options) for part in parts}
@@ -223,7 +223,7 @@ def attach(
     def wrap(inner: Forward) -> Forward:
         def forward(x: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor | None]:
             out, bias = inner(x, *args, **kwargs)
-            return out + adapter(x), bias
+            return (out + adapter(x) if adapter.is_on else out), bias
 
         return forward
 
@@ -234,6 +234,18 @@ def attach(
 def adapters(model: nn.Module) -> list[Adapter]:
     """Return every adapter of a model chunk, in layer order."""
     return [module for module in model.modules() if isinstance(module, Adapter)]
+
+
+@contextmanager
+def switched_off(modules: Sequence[Adapter]) -> Iterator[None]:
+    """Let linears compute what they did without these adapters."""
+    for adapter in modules:
+        adapter.is_on = False
+    try:
+        yield
+    finally:
+        for adapter in modules:
+            adapter.is_on = True
 
 
 def number_layers(model: nn.Module) -> None:

@@ -30,6 +30,7 @@ from ascend_run.text.sample_options import PairOptions
 if TYPE_CHECKING:
     from ascend_run.plugin_api import contracts as c
 
+BASE = "base"
 LOSS_TYPES = ("sigmoid", "robust", "hinge", "ipo")
 
 
@@ -49,8 +50,8 @@ class DpoConfig(PairOptions):
     sft_weight: float = attrs.field(default=0.0, validator=attrs.validators.ge(0.0))
     """Weight of the mean loss of the chosen answer's tokens, which is added to each pair."""
     reference: str | None = None
-    """Hugging Face folder of the reference's weights; default: the weights that the policy begins
-    with."""
+    """Hugging Face folder of the reference's weights; ``base``: the policy without its adapters,
+    which needs no second model; default: the weights that the policy begins with."""
     reference_free: bool = False
     """Compare with a reference to which all answers are equally probable; none is loaded."""
 
@@ -100,10 +101,10 @@ class Dpo:
         self.config = config
 
     @hookimpl
-    def ascend_check(self, config: RunConfig) -> Sequence[str]:
+    def ascend_check(self, config: RunConfig, manifests: Sequence[Manifest]) -> Sequence[str]:
         return [
             *_option_problems(config, self.config),
-            *_reference_problems(config, self.config),
+            *_reference_problems(config, self.config, manifests),
             *pair_problems("dpo", config, self.config),
         ]
 
@@ -116,7 +117,7 @@ class Dpo:
             return None
         from .cost import reference_cost
 
-        return reference_cost(config, layout, rank)
+        return reference_cost(config, layout, rank, is_model=self.config.reference != BASE)
 
     @hookimpl
     def ascend_task(self) -> c.Task:
@@ -153,17 +154,24 @@ def _option_problems(config: RunConfig, options: DpoConfig) -> Iterator[str]:
             f"dpo: plugins.dpo.reference={options.reference} is not used with "
             "plugins.dpo.reference_free=true; leave out one of the two"
         )
-    has_weights = options.reference or config.model.hf_path or options.reference_free
-    if config.checkpoint.load and not has_weights:
+    names_folder = options.reference not in (None, BASE) or config.model.hf_path is not None
+    if config.checkpoint.load and not (names_folder or options.reference_free):
         yield (
             f"dpo: the policy begins with checkpoint.load={config.checkpoint.load}, which the "
             "reference cannot; name its weights as a Hugging Face folder in plugins.dpo.reference"
         )
 
 
-def _reference_problems(config: RunConfig, options: DpoConfig) -> Iterator[str]:
-    """Yield what is wrong with the folder of the reference."""
-    if options.reference is None:
+def _reference_problems(
+    config: RunConfig, options: DpoConfig, manifests: Sequence[Manifest]
+) -> Iterator[str]:
+    """Yield what is wrong with the reference."""
+    if options.reference == BASE and not any(Claim.ADAPTER in one.claims for one in manifests):
+        yield (
+            "dpo: plugins.dpo.reference=base is the policy without its adapters, and the run has "
+            "none; enable lora, or leave the option out"
+        )
+    if options.reference in (None, BASE):
         return
     named = f"dpo: plugins.dpo.reference={options.reference}"
     try:

@@ -6,11 +6,16 @@ from ascend_run.ops.attention.score_blocks import pairs_seen
 from ascend_run.plugin_api import CostChange, Layout, PipelineStage, RunConfig
 
 
-def reference_cost(config: RunConfig, layout: Layout, rank: PipelineStage) -> CostChange:
+def reference_cost(
+    config: RunConfig, layout: Layout, rank: PipelineStage, *, is_model: bool
+) -> CostChange:
     """Return the cost of a second model that runs forward only: its weights, and two FLOPs for each
     weight and token, and four for each query-key pair and channel.
 
     Experts are taken as balanced, and attention as over full sequences, as for the policy.
+
+    Args:
+        is_model: Whether it has weights of its own.
     """
     model = config.model
     passes = rank.num_microbatches * rank.tokens
@@ -24,5 +29,5 @@ def reference_cost(config: RunConfig, layout: Layout, rank: PipelineStage) -> Co
     heads = config.train.micro_batch_size * rank.heads / layout.cp
     pairs = pairs_seen(config.data.seq_length, model.window_size)
     flops += rank.layer_passes * heads * 4 * rank.head_width * pairs
-    weights = sum(parameter.numel for parameter in rank.parameters)
-    return CostChange(flops=flops, buffers={"reference weights": weights * rank.item_bytes})
+    weights = rank.item_bytes * sum(parameter.numel for parameter in rank.parameters)
+    return CostChange(flops=flops, buffers={"reference weights": weights} if is_model else {})

@@ -17,6 +17,8 @@ from ascend_run.plugins.tasks import (
     token_losses,
 )
 
+from . import BASE
+
 if TYPE_CHECKING:
     from . import DpoConfig
 
@@ -31,8 +33,12 @@ class DpoTask:
 
     def __init__(self, options: DpoConfig) -> None:
         self.options = options
+        is_base = options.reference == BASE
         reference = RoleSpec(
-            name=_REFERENCE, frozen_step=self.reference_step, weights=options.reference
+            name=_REFERENCE,
+            frozen_step=self.reference_step,
+            weights=None if is_base else options.reference,
+            is_base=is_base,
         )
         policy = RoleSpec(name="policy")
         self.roles: Sequence[RoleSpec] = (

@@ -124,7 +124,7 @@ def test_without_pools_and_steps_nothing_is_around_a_phase() -> None:
         {p for p in RunPhase if plugin(traced_steps=n).ascend_phase(context=context, phase=p)}
         for n in (0, 1)
     ]
-    assert phases == [set(), {*RunPhase} - {RunPhase.EVALUATION}]
+    assert phases == [set(), {*RunPhase} - {RunPhase.EVALUATION, RunPhase.REFERENCE}]
 
 
 @pytest.mark.parametrize(

@@ -71,6 +71,10 @@ CASES: dict[str, tuple[dict[str, Any], str]] = {
         {"checkpoint__load": "runs/sft/checkpoints"},
         "dpo: the policy begins with checkpoint.load=runs/sft/checkpoints, which the reference",
     ),
+    "the base of no adapters": (
+        {"plugins__dpo__reference": "base"},
+        "dpo: plugins.dpo.reference=base is the policy without its adapters",
+    ),
     "a balancing loss": (
         {**EXPERTS, "model__moe_aux_loss_coeff": 0.01},
         "dpo: model.moe_aux_loss_coeff=0.01 is a sum over tokens",

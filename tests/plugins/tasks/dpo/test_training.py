@@ -230,3 +230,27 @@ def test_evaluation_has_the_metrics_of_the_held_out_file(
         for line in evaluated:
             assert line[f"eval_{name}"] == pytest.approx(plain[name], rel=1e-5, abs=2e-6), name
     assert len(evaluated) == 2
+
+
+@pytest.mark.needs_plugins("lora")
+@pytest.mark.exhaustive(by=lambda layout: [LAYOUTS[layout][0] > 1])
+@pytest.mark.parametrize("layout", ["one", "tp=2, sp", "pp=2, vpp=2", "dp=2"])
+def test_the_base_of_adapters_is_the_reference_as_a_second_model_is(
+    gloo_pool: GlooPool, workplace: Path, tmp_path: Path, layout: str
+) -> None:
+    ranks, changes, _ = LAYOUTS[layout]
+    changes = {
+        **changes,
+        "model__hf_path": str(workplace / changes.get("model__hf_path", "model")),
+        "plugins__lora__rank": 4,
+        "plugins__lora__export": False,
+    }
+
+    def run(name: str, **more: Any) -> Any:
+        options = values(workplace, tmp_path / name, **changes, **more)
+        return gloo_pool.run(whole_run, ranks, options, ("lora",), timeout=100)[0]
+
+    second, base = run("second"), run("base", plugins__dpo__reference="base")
+    assert_equal_steps(base.readings, second.readings)
+    assert base.readings[-1]["rewards/margins"] > 0.01
+    assert base.readings[0]["rewards/margins"] == 0.0
