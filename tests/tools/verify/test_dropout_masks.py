@@ -88,6 +88,20 @@ def test_blocks_of_a_ring_have_masks_of_their_own(gloo_pool: GlooPool) -> None:
     assert compared(gloo_pool, question, None)[1] is None
 
 
+@pytest.mark.needs_plugins("recompute-in-bubble")
+def test_masks_drawn_again_before_the_backward_are_those_of_the_forward(
+    gloo_pool: GlooPool,
+) -> None:
+    options = {"plugins.recompute-in-bubble.num_forwards": 2}
+    layout = {"pp": 2, "vpp": 2}
+    question = Question(enable=("recompute-in-bubble",), layout=layout, config=options)
+    side = sides_of(question).masks
+    assert side is not None
+    records = PoolRanks(gloo_pool)(side, None)
+    assert any(mask.is_redrawn for record in records for mask in record.masks)
+    assert compare_masks(records, probabilities(side))[1] is None
+
+
 def test_a_model_with_masks_of_its_own_keeps_its_probabilities() -> None:
     side = sides_of(Question(layout={}, config={"model.hidden_dropout": 0.05})).masks
     assert side is not None
@@ -142,7 +156,7 @@ def made_up(*digests: str, **changed: Any) -> list[Record]:
         kind=ATTENTION,
         call=0,
         micro_batch=0,
-        in_backward=False,
+        is_redrawn=False,
         keep=0.5,
         kept=500,
         size=1000,

@@ -62,7 +62,9 @@ class EodReset:
         small_model_settings={"eod_token_id": 1},
         numerics=Numerics.MODEL,
         conflicts={
+            "dpo": "its samples are pairs of answers, which it separates itself",
             "sft": "its samples are conversations; plugins.sft.packing=true separates those",
+            "simpo": "its samples are pairs of answers, which it separates itself",
         },
         platforms={
             "cpu": Support.REAL,

@@ -24,8 +24,8 @@ class DropoutMask:
     """Index among the masks that the module draws for a micro-batch."""
     micro_batch: int
     """Index among this rank's micro-batches."""
-    in_backward: bool
-    """Drawn again for the backward."""
+    is_redrawn: bool
+    """Drawn again for the backward, in it or before it."""
     keep: float
     """Probability with which an element is drawn as kept."""
     kept: int

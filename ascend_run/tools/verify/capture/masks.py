@@ -118,6 +118,11 @@ class _Recorder(TorchDispatchMode):
     def _applied(self, index: int, dropped: Tensor) -> None:
         self.masks[index] = attrs.evolve(self.masks[index], dropped=summary(dropped))
 
+    @property
+    def _runs_forward(self) -> bool:
+        """Whether a chunk runs as a whole, and not a part of it that is recomputed ahead."""
+        return bool(self._stack) and self._stack[0].name == ROOT
+
     def _add(self, mask: Tensor, keep: float) -> None:
         place = self._stack[-1] if self._stack else _Place("", "", -1)
         kind = ATTENTION if any(p.kind == ATTENTION for p in self._stack) else place.kind
@@ -129,7 +134,7 @@ class _Recorder(TorchDispatchMode):
                 kind=kind,
                 call=self._calls[key],
                 micro_batch=place.micro_batch,
-                in_backward=in_backward(),
+                is_redrawn=in_backward() or not self._runs_forward,
                 keep=keep,
                 kept=int(kept.sum()),
                 size=mask.numel(),

@@ -66,6 +66,7 @@ class _ChunkTap:
         self._dp_rank, self._dp_size = dp
         self._forward, self._backward = forward, backward
         self._begun = self._ended = -1
+        self._runs_forward = False
 
     def links(
         self, model: nn.Module, config: TransformerConfig, pp_rank: int
@@ -80,8 +81,17 @@ class _ChunkTap:
 
     def _tapping(self, name: str, model: nn.Module, inner: Forward) -> Forward:
         def forward(*args: Any, **kwargs: Any) -> Any:
-            if name == ROOT and not in_backward():
+            if name != ROOT:
+                return tapped(*args, **kwargs)
+            if not in_backward():
                 self._begun += 1
+            self._runs_forward = True
+            try:
+                return tapped(*args, **kwargs)
+            finally:
+                self._runs_forward = False
+
+        def tapped(*args: Any, **kwargs: Any) -> Any:
             if name != BLOCK or model.pre_process:  # else it is the previous chunk's output
                 self._see_inputs(name, args, kwargs)
             output = inner(*args, **kwargs)
@@ -102,7 +112,7 @@ class _ChunkTap:
             self._see(f"{name}|in|{which}", tensor)
 
     def _see(self, key: str, tensor: Tensor) -> None:
-        recomputes = in_backward()
+        recomputes = in_backward() or not self._runs_forward  # some recompute before the backward
         if not recomputes:
             _add(self._forward, key, self._number(self._begun), tensor)
         if not tensor.requires_grad:

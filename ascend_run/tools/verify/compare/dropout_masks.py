@@ -45,7 +45,7 @@ def compare_masks(
     - Other masks differ between layers and micro-batches of a rank. Between tensor-parallel ranks
       they are equal exactly if the activations that they are applied to are replicas.
     - The kept share agrees with the probability.
-    - A mask that is drawn again in the backward is one of the forward.
+    - A mask that is drawn again for the backward is one of the forward.
 
     Masks of so few elements that chance may make them equal are left out.
 
@@ -57,7 +57,7 @@ def compare_masks(
         name=_NAME,
         against=ITSELF,
         passed=not found,
-        applies=any(not mask.in_backward for record in records for mask in record.masks),
+        applies=any(not mask.is_redrawn for record in records for mask in record.masks),
         details=shortened([text for _, text in found]),
     )
     if not found:
@@ -72,7 +72,7 @@ def _problems(
     records: Sequence[Record], probabilities: Mapping[str, float]
 ) -> Iterator[tuple[str, str]]:
     """Yield (module, message)."""
-    drawn = [_Drawn(r, mask) for r in records for mask in r.masks if not mask.in_backward]
+    drawn = [_Drawn(r, mask) for r in records for mask in r.masks if not mask.is_redrawn]
     yield from _missing(drawn, probabilities)
     yield from _repeated([d for d in drawn if d.mask.kind == ATTENTION])
     for record in records:
@@ -172,11 +172,11 @@ def _chance(share: float, keep: float, size: int) -> float:
 
 
 def _redrawn(record: Record) -> Iterator[tuple[str, str]]:
-    known = {mask.digest for mask in record.masks if not mask.in_backward}
-    shapes = {(mask.size, mask.keep) for mask in record.masks if not mask.in_backward}
+    known = {mask.digest for mask in record.masks if not mask.is_redrawn}
+    shapes = {(mask.size, mask.keep) for mask in record.masks if not mask.is_redrawn}
     for mask in record.masks:
-        is_redrawn = mask.in_backward and (mask.size, mask.keep) in shapes
-        if is_redrawn and mask.digest not in known and _is_long(mask):
+        is_known = mask.is_redrawn and (mask.size, mask.keep) in shapes
+        if is_known and mask.digest not in known and _is_long(mask):
             where = mask.module or "the backward"
             yield mask.module, f"rank {record.rank}: {where} recomputes with another dropout mask"
             return
