@@ -5,7 +5,7 @@ Used by the conformance kit's trials and by ``verify``.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING, Any
 
@@ -28,6 +28,8 @@ from ascend_run.core.train.totals import LossTotals
 from ascend_run.plugin_api import contracts as c
 from ascend_run.testing.parameter_shards import ParameterShard, parameter_shards
 
+from .models import samples as kit_samples
+from .other_weights import set_other_weights
 from .probe_offsets import put_at_offsets
 from .probe_weights import set_probe_weights
 
@@ -37,6 +39,9 @@ if TYPE_CHECKING:
 
 class DryRun:
     """A run's models, built to compute gradients or to train; ``bundle`` is the first role's.
+
+    Frozen models without a folder of their own get other weights than the trained one, as
+    ``set_other_weights`` does.
 
     Args:
         probe_weights: Change weights of models with experts as ``set_probe_weights`` does.
@@ -84,6 +89,7 @@ class DryRun:
             for bundle in self.context.models.values():
                 put_at_offsets(bundle.chunks, self._count_offset)
         model = self.context.config.model
+        self._set_other_weights(role.name for role in self.task.roles)
         if self._probe_weights and model.num_moe_experts and model.hf_path is None:
             for bundle in self.context.models.values():
                 set_probe_weights(bundle.chunks, model.vocab_size)
@@ -102,10 +108,29 @@ class DryRun:
             load_model(bundle.weights, family, self.context.config, bundle)
             if bundle.optimizer is not None:
                 bundle.optimizer.reload_model_params()
+        self._set_other_weights(role.name for role in self.task.roles if role.weights is None)
+
+    def _set_other_weights(self, roles: Iterable[str]) -> None:
+        for bundle in map(self.context.models.__getitem__, roles):
+            if bundle.frozen:
+                set_other_weights(bundle, self.context.config.model.vocab_size)
 
     def train_step(self) -> TrainStep:
         """Return the train step; the models must have been built with their optimizer."""
         return TrainStep(self.context, self.task, self.hooks, self.role)
+
+    def samples(self, count: int) -> Samples | None:
+        """Return so many samples: the kit's, which ``[data]`` does not name, or the task's own if
+        its batches have other fields."""
+        config = self.context.config
+        keys = {
+            "model.vocab_size": config.model.vocab_size,
+            "data.seq_length": config.data.seq_length,
+        }
+        made = kit_samples(keys, count)
+        if self.task.batch_fields.keys() <= made[0].keys():
+            return made
+        return self.task_samples(count)
 
     def task_samples(self, count: int) -> Samples | None:
         """Return the task's own data, of so many samples; None for a run without steps."""

@@ -16,7 +16,6 @@ from ascend_run.core.config.attention_needs import needed_features
 from ascend_run.core.hooks import Hooks
 from ascend_run.plugin_api import contracts as c
 from ascend_run.testing.effects import CollectiveCall, count_both
-from ascend_run.testing.models import samples
 from ascend_run.testing.runtime import RankOutcome, Shard, Trial
 
 if TYPE_CHECKING:
@@ -166,12 +165,9 @@ class TrialWork:
         return self.dry_run.batches(self._samples(num_global_batches))
 
     def _samples(self, num_global_batches: int) -> Samples:
-        """Return the kit's samples; the task's own if it reads other fields."""
-        count = num_global_batches * self.context.config.train.global_batch_size
-        made = samples(self.trial.config, count)
-        if self.dry_run.task.batch_fields.keys() <= made[0].keys():
-            return made
-        dataset = self.dry_run.task_samples(count)
+        dataset = self.dry_run.samples(
+            num_global_batches * self.context.config.train.global_batch_size
+        )
         assert dataset is not None, "the trial has no steps"
         return dataset
 

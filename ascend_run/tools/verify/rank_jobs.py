@@ -14,8 +14,6 @@ from typing import TYPE_CHECKING, Any, Final
 
 import attrs
 
-from ascend_run.testing.models import samples
-
 from .questions import Side
 
 if TYPE_CHECKING:
@@ -123,10 +121,8 @@ def _probe(job: Job, folder: Path) -> Record:
     kept: dict[int, dict[str, Tensor]] = {}
 
     def make_dataset(dry_run: DryRun, count: int) -> Samples | None:
-        if side.uses_kit_batches:
-            dataset: Samples | None = _kit_samples(dry_run, count)
-        else:
-            dataset = dry_run.task_samples(count)
+        made = dry_run.samples if side.uses_kit_batches else dry_run.task_samples
+        dataset = made(count)
         if side.keeps_samples and dataset is not None and count not in kept:
             kept[count] = _stacked(dataset, count)
         return dataset
@@ -162,12 +158,6 @@ def _quiet_imports() -> Iterator[None]:
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", module=r"megatron\.")
         yield
-
-
-def _kit_samples(dry_run: DryRun, count: int) -> Samples:
-    config = dry_run.context.config
-    keys = {"model.vocab_size": config.model.vocab_size, "data.seq_length": config.data.seq_length}
-    return samples(keys, count)
 
 
 @contextmanager
