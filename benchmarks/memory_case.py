@@ -56,6 +56,8 @@ class Case:
     ranks: int = 1
     plugins: tuple[str, ...] = ()
     values: Mapping[str, Any] = attrs.field(factory=dict)
+    reads_pairs: bool = False
+    """Whether its samples are those of ``memory_pairs``; others are made without files."""
 
     @property
     def config(self) -> dict[str, Any]:

@@ -14,6 +14,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
+import attrs
+
 from ascend_run.core.hooks import Hooks
 from ascend_run.prepare.config.raw import RawConfig, RawValue
 from ascend_run.prepare.prepare import PreparedRun, prepare_raw
@@ -21,6 +23,7 @@ from ascend_run.testing.pool import GlooPool
 from ascend_run.tools.plan.cost_model.estimate import RankCost, expected_costs
 
 from .memory_layouts import CASES, Case
+from .memory_pairs import pair_values
 from .memory_worker import measure
 
 TOLERANCE: Final = 0.05
@@ -49,6 +52,8 @@ def plan_of(case: Case) -> tuple[PreparedRun, tuple[RankCost, ...]]:
 
 def compare(case: Case, pool: GlooPool) -> list[dict[str, Any]]:
     """Return one row per rank: estimated and measured bytes."""
+    if case.reads_pairs:
+        case = attrs.evolve(case, values={**pair_values("dpo"), **case.values})
     prepared, costs = plan_of(case)
     rows = []
     for rank, measured in enumerate(

@@ -21,7 +21,6 @@ from ascend_run.plugin_api import RunContext
 from ascend_run.prepare.config.raw import RawConfig, RawValue
 from ascend_run.prepare.prepare import prepare_raw
 from ascend_run.testing.dry_run import DryRun
-from ascend_run.testing.models import samples
 
 from .live_storages import LiveStorages, mapped_files
 from .memory_worker import Measured
@@ -33,7 +32,7 @@ _APART: Final = (type, ModuleType, FunctionType, torch.nn.Module, torch.Generato
 def two_steps(config: Mapping[str, Any], plugins: Sequence[str]) -> Measured:
     """Train two steps and track the second, in which the optimizer state exists."""
     with run_of_rank(config, plugins) as (hooks, context):
-        return _watched(config, hooks, context)
+        return _watched(hooks, context)
 
 
 @contextmanager
@@ -50,16 +49,21 @@ def run_of_rank(
             yield hooks, context
 
 
-def _watched(given: Mapping[str, Any], hooks: Any, context: Any) -> Measured:
+def _watched(hooks: Any, context: Any) -> Measured:
     config = context.config
     dry_run = DryRun(hooks, context)
     dry_run.build()
     step, bundle = dry_run.train_step(), dry_run.bundle
-    batches = dry_run.batches(samples(given, 2 * config.train.global_batch_size))
+    dataset = dry_run.samples(2 * config.train.global_batch_size)
+    assert dataset is not None, "no steps"
+    batches = dry_run.batches(dataset)
     dry_run.step(step, batches)
     weights = [p for chunk in bundle.chunks for p in chunk.parameters()]
     buffers = list(_gradient_buffers(bundle.chunks))
     others = [b for chunk in bundle.chunks for b in _other_tensors(chunk)]
+    frozen = [one for one in context.models.values() if one.frozen]
+    for chunk in (chunk for one in frozen for chunk in one.chunks):
+        others += [*chunk.parameters(), *_other_tensors(chunk)]
     bundle.optimizer.zero_grad()
     there = [*weights, *buffers, *others]
     optimizer = _without(_reached_from(bundle.optimizer, states_only=True), there)

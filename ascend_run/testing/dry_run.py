@@ -89,7 +89,7 @@ class DryRun:
             for bundle in self.context.models.values():
                 put_at_offsets(bundle.chunks, self._count_offset)
         model = self.context.config.model
-        self._set_other_weights(role.name for role in self.task.roles)
+        self._set_other_weights(self.task.roles)
         if self._probe_weights and model.num_moe_experts and model.hf_path is None:
             for bundle in self.context.models.values():
                 set_probe_weights(bundle.chunks, model.vocab_size)
@@ -108,11 +108,12 @@ class DryRun:
             load_model(bundle.weights, family, self.context.config, bundle)
             if bundle.optimizer is not None:
                 bundle.optimizer.reload_model_params()
-        self._set_other_weights(role.name for role in self.task.roles if role.weights is None)
+        self._set_other_weights(role for role in self.task.roles if role.weights is None)
 
-    def _set_other_weights(self, roles: Iterable[str]) -> None:
-        for bundle in map(self.context.models.__getitem__, roles):
-            if bundle.frozen:
+    def _set_other_weights(self, roles: Iterable[c.RoleSpec]) -> None:
+        for role in roles:
+            bundle = self.context.models.get(role.name)  # a base is no model of its own
+            if bundle is not None and bundle.frozen:
                 set_other_weights(bundle, self.context.config.model.vocab_size)
 
     def train_step(self) -> TrainStep:

@@ -213,6 +213,7 @@ class PipelineStage:
     saved: Mapping[int, tuple[SavedTensor, ...]] = attrs.field(factory=dict)
     """Layer -> activations that it saves for one micro-batch."""
     parameters: tuple[ParameterCost, ...] = ()  #: One rank's shards.
+    forward_flops: float = 0.0  #: Of a step's forwards; on the last stage with the output layer's.
 
     @property
     def layer_passes(self) -> int:

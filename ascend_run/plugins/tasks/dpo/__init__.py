@@ -117,7 +117,7 @@ class Dpo:
             return None
         from .cost import reference_cost
 
-        return reference_cost(config, layout, rank, is_model=self.config.reference != BASE)
+        return reference_cost(rank, is_model=self.config.reference != BASE)
 
     @hookimpl
     def ascend_task(self) -> c.Task:

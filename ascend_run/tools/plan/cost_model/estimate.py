@@ -173,6 +173,10 @@ def _rank_kind(
         flag: layer_saved(config, layout, sizes, moe=flag) for flag in {n in moe for n in layers}
     }
     before = mtp_saved(config, sizes)
+    parameters = rank_parameters(
+        config, layout, sizes, layers, moe, is_first=is_first, is_last=is_last
+    )
+    by_layer = {n: forward_flops(config, sizes, parameters, n) for n in layers}
     return PipelineStage(
         pp_rank=pp_rank,
         layers=layers,
@@ -194,9 +198,8 @@ def _rank_kind(
             layer: (*(before if layer in sizes.mtp_layers else ()), *saved[layer in moe])
             for layer in layers
         },
-        parameters=rank_parameters(
-            config, layout, sizes, layers, moe, is_first=is_first, is_last=is_last
-        ),
+        parameters=parameters,
+        forward_flops=step_flops(config, sizes, by_layer, has_output=is_last, forward_only=True),
     )
 
 

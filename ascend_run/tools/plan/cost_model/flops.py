@@ -117,17 +117,19 @@ def step_flops(
     *,
     has_output: bool,
     model_only: bool = False,
+    forward_only: bool = False,
 ) -> float:
     """Return the FLOPs of a step on one rank: forward and backward of all micro-batches.
 
     Args:
         by_layer: From ``forward_flops``.
         model_only: Model FLOPs only, without the scores that backward recomputes.
+        forward_only: Those of the forwards.
     """
-    forward = sum(sum(parts.values()) for parts in by_layer.values())
-    total = forward * (1 + _BACKWARD)
-    if not model_only:
+    passes = 1 if forward_only else 1 + _BACKWARD
+    total = passes * sum(sum(parts.values()) for parts in by_layer.values())
+    if not (model_only or forward_only):
         total += sum(scores_flops(config, sizes, layer) for layer in by_layer)
     if has_output:
-        total += output_flops(sizes) * (1 + _BACKWARD)
+        total += passes * output_flops(sizes)
     return total * sizes.num_microbatches

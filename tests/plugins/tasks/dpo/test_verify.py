@@ -57,6 +57,7 @@ def question_of(workplace: Path, layout: str) -> Question:
             "data.train": [str(workplace / "train.jsonl")],
             "data.tokenizer": str(workplace / "tokenizer"),
             "data.seq_length": 96,
+            "model.moe_aux_loss_coeff": 0.0,
             **values,
         },
     )
