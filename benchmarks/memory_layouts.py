@@ -151,7 +151,7 @@ CASES: Final = (
         values={**SP, **EP, **_GATHER, **BATCH},
     ),
     Case(name="dpo", reads_pairs=True),
-    Case(name="dpo, 4 micro-batches", reads_pairs=True, values=BATCH),
+    Case(name="dpo, 16 micro-batches", reads_pairs=True, values=BATCH),
     Case(name="dpo, tp 2, sequence parallel", reads_pairs=True, ranks=2, values=SP),
     Case(name="dpo, pp 2", reads_pairs=True, ranks=2, values=PP),
     *PLUGIN_CASES,

@@ -1,5 +1,4 @@
-"""A file of pairs whose answers fill most of a sample, so that nearly every token is trained, as the
-estimate of the loss takes it."""
+"""A file of pairs whose answers fill most of a sample: the estimate takes all tokens as trained."""
 
 from __future__ import annotations
 

@@ -5,7 +5,7 @@ Used by the conformance kit's trials and by ``verify``.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING, Any
 
@@ -89,7 +89,8 @@ class DryRun:
             for bundle in self.context.models.values():
                 put_at_offsets(bundle.chunks, self._count_offset)
         model = self.context.config.model
-        self._set_other_weights(self.task.roles)
+        for bundle in self.context.models.values():
+            self._differ(bundle)
         if self._probe_weights and model.num_moe_experts and model.hf_path is None:
             for bundle in self.context.models.values():
                 set_probe_weights(bundle.chunks, model.vocab_size)
@@ -102,19 +103,20 @@ class DryRun:
     def load_weights(self) -> None:
         """Load the weights of the built models that have a folder of them."""
         family = self.hooks.require("ascend_model_family")
-        for bundle in self.context.models.values():
-            if bundle.weights is None:
-                continue
+        loaded = {role: one for role, one in self.context.models.items() if one.weights is not None}
+        for bundle in loaded.values():
+            assert bundle.weights is not None
             load_model(bundle.weights, family, self.context.config, bundle)
             if bundle.optimizer is not None:
                 bundle.optimizer.reload_model_params()
-        self._set_other_weights(role for role in self.task.roles if role.weights is None)
+        for role in self.task.roles:
+            if role.weights is None and role.name in loaded:
+                self._differ(loaded[role.name])
 
-    def _set_other_weights(self, roles: Iterable[c.RoleSpec]) -> None:
-        for role in roles:
-            bundle = self.context.models.get(role.name)  # a base is no model of its own
-            if bundle is not None and bundle.frozen:
-                set_other_weights(bundle, self.context.config.model.vocab_size)
+    def _differ(self, bundle: c.ModelBundle) -> None:
+        """Give a frozen model other weights."""
+        if bundle.frozen:
+            set_other_weights(bundle, self.context.config.model.vocab_size)
 
     def train_step(self) -> TrainStep:
         """Return the train step; the models must have been built with their optimizer."""

@@ -14,7 +14,7 @@ from ascend_run.text.indexed import IndexedWriter, dtype_for
 from ascend_run.tools.verify.compare.thresholds import STEPS, STOP
 from ascend_run.types.config import RunConfig
 
-from .questions import Side
+from .questions import KIT_DATASET, Side
 from .ranks import Fault, Ranks, temporary_folder
 
 if TYPE_CHECKING:
@@ -71,7 +71,7 @@ def _settings(side: Side, folder: Path) -> dict[str, object]:
     settings: dict[str, object] = {}
     if config.train.precision == "fp16":
         settings["optimizer.loss_scale_window"] = _LOSS_SCALE_WINDOW
-    if side.uses_kit_batches:
+    if side.uses_kit_batches and [*config.data.train] == [KIT_DATASET]:
         settings |= _token_files(config, folder)
     return settings
 

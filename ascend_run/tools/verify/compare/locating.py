@@ -63,6 +63,10 @@ class _Locating:
             )
         wrong = self.wrong["gradients"]
         origin = modules.first_backward(self.trace, self.expected_trace, tolerance)
+        if origin is not None and origin.suspects == (modules.ROOT,):
+            # What the task computes of the model's output; every gradient follows from it.
+            phase = Phase.FORWARD if "loss" in failed else Phase.BACKWARD
+            return Fault(phase=phase, module=origin.module, why=origin.why)
         orders = modules.backward_orders(self.expected_trace)
         first = self._in_backward_order(wrong)
         if origin is not None:

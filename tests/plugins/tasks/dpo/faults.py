@@ -22,9 +22,9 @@ def let_the_policy_be_the_reference() -> Undo:
     from ascend_run.core.train.frozen import FrozenForward
 
     def change(inner: Any) -> Any:
-        def build(self: Any, context: Any, role: Any) -> None:
-            inner(self, context, role)
-            self._bundle = context.models["policy"]
+        def build(self: Any, hooks: Any, context: Any, role: Any, trained: Any) -> None:
+            inner(self, hooks, context, role, trained)
+            self._bundle = trained
 
         return build
 

@@ -143,6 +143,21 @@ def test_a_difference_of_a_later_batch_is_found_in_its_phase(
     assert fault.why.startswith(why)
 
 
+@pytest.mark.parametrize(
+    ("loss", "phase"), [(2.6, Phase.FORWARD), (2.5, Phase.BACKWARD)], ids=["loss", "its gradient"]
+)
+def test_what_a_task_computes_of_the_output_is_the_loss(loss: float, phase: Phase) -> None:
+    """Its gradient is wrong where it enters the model, and so are those of all weights."""
+    candidate, reference = records(loss=loss), records()
+    candidate[0].gradients = [2 * reference[0].gradients[0], None]
+    for record, value in ((candidate[0], 2.0), (reference[0], 1.0)):
+        record.forward[0]["model|out|0"] = moments(1.0)
+        record.backward[0] = {"model|out|0": moments(value), "a|out|0": moments(3 * value)}
+    fault = compare(candidate, reference, against="plain").fault
+    assert fault is not None
+    assert (fault.phase, fault.module) == (phase, "loss")
+
+
 def five_modules(wrong: Sequence[int] = ()) -> list[Record]:
     """A run of five modules with a weight each; some have wrong updates, but right gradients."""
     (record,) = records()
