@@ -12,6 +12,8 @@ import torch
 from torch import Tensor, nn
 from transformers import LlamaForCausalLM
 
+from .tiny_llama import adamw
+
 Answer = tuple[list[int], list[bool]]
 """Token ids, and which of them are trained."""
 Pair = tuple[Answer, Answer]
@@ -55,15 +57,7 @@ class PlainSteps:
             if self.reference is None
             else LlamaForCausalLM.from_pretrained(self.reference).to(self.dtype)
         ).requires_grad_(False)
-        optimizer = torch.optim.AdamW(
-            [
-                {"params": [p for p in policy.parameters() if p.ndim > 1], "weight_decay": 0.1},
-                {"params": [p for p in policy.parameters() if p.ndim < 2], "weight_decay": 0.0},
-            ],
-            lr=1e-3,
-            betas=(0.9, 0.95),
-            eps=1e-4,
-        )
+        optimizer = adamw([*policy.parameters()])
         for batch in batches:
             found = [self._pair(policy, reference, pair) for pair in batch]
             total = torch.stack([loss for loss, _ in found]).mean()

@@ -48,6 +48,19 @@ def write_llama(folder: Path, vocab_size: int = 400, seed: int = 0, **changes: A
     return str(folder)
 
 
+def adamw(parameters: Sequence[nn.Parameter]) -> torch.optim.AdamW:
+    """Return torch's optimizer with the settings of ``OPTIMIZER``."""
+    return torch.optim.AdamW(
+        [
+            {"params": [p for p in parameters if p.ndim > 1], "weight_decay": 0.1},
+            {"params": [p for p in parameters if p.ndim < 2], "weight_decay": 0.0},
+        ],
+        lr=1e-3,
+        betas=(0.9, 0.95),
+        eps=1e-4,
+    )
+
+
 def train_reference(
     model: nn.Module,
     batches: Sequence[Sequence[tuple[list[int], list[bool]]]],
@@ -60,15 +73,7 @@ def train_reference(
         mask_of: Converts the latter to transformers' ``attention_mask``.
     """
     parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
-    optimizer = torch.optim.AdamW(
-        [
-            {"params": [p for p in parameters if p.ndim > 1], "weight_decay": 0.1},
-            {"params": [p for p in parameters if p.ndim < 2], "weight_decay": 0.0},
-        ],
-        lr=1e-3,
-        betas=(0.9, 0.95),
-        eps=1e-4,
-    )
+    optimizer = adamw(parameters)
     for batch in batches:
         losses: list[Tensor] = []
         for ids, trained in batch:
