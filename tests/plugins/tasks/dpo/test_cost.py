@@ -38,6 +38,10 @@ CASES: dict[str, tuple[int, Mapping[str, Any]]] = {
     "dense": (1, DENSE),
     "tied": (1, {**DENSE, "model.share_embeddings_and_output_weights": True}),
     "window": (1, {**DENSE, "model.window_size": [5, 0]}),
+    "window of some layers": (
+        1,
+        {**DENSE, "model.window_size": [5, 0], "model.window_attn_skip_freq": 2},
+    ),
     "tp=2": (2, {**DENSE, **TP}),
     "tp=2, sp": (2, {**DENSE, **SP}),
     "pp=2": (2, {**DENSE, **PP}),
@@ -53,7 +57,7 @@ CASES: dict[str, tuple[int, Mapping[str, Any]]] = {
 @pytest.mark.parametrize("case", CASES)
 def test_it_runs_the_forwards_of_the_policy(pairs: Mapping[str, Any], case: str) -> None:
     ranks, model = CASES[case]
-    model = {**model, "model.vocab_size": 400}
+    model = {**model, "model.vocab_size": 397}
     prepared, plain = planned(model, (), ranks)
     _, beside = planned({**model, **pairs}, (), ranks)
     _, free = planned({**model, **pairs, "plugins.dpo.reference_free": True}, (), ranks)
@@ -73,7 +77,7 @@ def buffers(one: RankCost, other: RankCost) -> float:
 
 @pytest.mark.needs_plugins("lora")
 def test_a_base_has_no_weights_of_its_own(pairs: Mapping[str, Any]) -> None:
-    model = {**DENSE, "model.vocab_size": 400}
+    model = {**DENSE, "model.vocab_size": 397}
     _, (plain,) = planned(model)
     _, (lora,) = planned(model, ("lora",))
     _, (base,) = planned({**model, **pairs, "plugins.dpo.reference": "base"}, ("lora",))
