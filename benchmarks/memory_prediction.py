@@ -40,8 +40,16 @@ def is_exact(row: Mapping[str, Any]) -> bool:
     return all(a == b for a, b in pairs) and all(abs(a - b) <= most for a, b in states)
 
 
+def with_pairs(case: Case) -> Case:
+    """Add the files of a case that reads pairs."""
+    if not case.reads_pairs:
+        return case
+    return attrs.evolve(case, values={**pair_values("dpo"), **case.values})
+
+
 def plan_of(case: Case) -> tuple[PreparedRun, tuple[RankCost, ...]]:
     """Return the prepared run, and the estimate for each pipeline stage."""
+    case = with_pairs(case)
     values = {"data.train": ["none"], "platform": "cpu", **case.config}
     values["enable"] = [*case.plugins]
     raw = RawConfig(values={key: RawValue(value, "the benchmark") for key, value in values.items()})
@@ -52,8 +60,7 @@ def plan_of(case: Case) -> tuple[PreparedRun, tuple[RankCost, ...]]:
 
 def compare(case: Case, pool: GlooPool) -> list[dict[str, Any]]:
     """Return one row per rank: estimated and measured bytes."""
-    if case.reads_pairs:
-        case = attrs.evolve(case, values={**pair_values("dpo"), **case.values})
+    case = with_pairs(case)
     prepared, costs = plan_of(case)
     rows = []
     for rank, measured in enumerate(
