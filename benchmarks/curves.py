@@ -1,4 +1,4 @@
-"""Draw curves on two logarithmic axes, as SVG."""
+"""Draw curves as SVG, on two logarithmic axes or two linear ones."""
 
 from __future__ import annotations
 
@@ -21,8 +21,10 @@ COLOURS: Final[Mapping[str, str]] = {
     "ulysses": "#8a5bb0",
     "kv all-gather": "#b03a4a",
     "kv all-gather, by heads": "#dd8a94",
+    "dpo": "#2a78b8",
+    "simpo": "#d9722b",
 }
-"""Colour of each schedule, the same in every chart."""
+"""Colour of each schedule or task, the same in every chart."""
 
 Points = Sequence[tuple[float, float]]
 
@@ -40,6 +42,8 @@ class Picture:
     least: float
     most: float
     """Ends of the vertical axis; smaller values are not drawn, larger ones are clipped."""
+    linear: bool = False
+    """Whether the axes are linear instead of logarithmic."""
 
     def draw(self, curves: Mapping[str, Points]) -> str:
         """Draw labelled curves in the colours of their names."""
@@ -60,7 +64,7 @@ class Picture:
         parts.append(_text((_LEFT + _WIDTH - _RIGHT) / 2, _HEIGHT - 10, self.axis, "middle"))
         for index, (name, points) in enumerate(curves.items()):
             line = " ".join(
-                f"{self._x(x):.1f},{self._y(y):.1f}" for x, y in points if y > self.least
+                f"{self._x(x):.1f},{self._y(y):.1f}" for x, y in points if y >= self.least
             )
             y, x = _TOP + 20 * index + 10, _WIDTH - _RIGHT + 12
             stroke = f'stroke="{COLOURS[name]}" stroke-width="2"'
@@ -70,17 +74,18 @@ class Picture:
         return "\n".join([*parts, "</svg>\n"])
 
     def _x(self, value: float) -> float:
-        share = _share(value, self.x_ticks[0], self.x_ticks[-1])
+        share = self._share(value, self.x_ticks[0], self.x_ticks[-1])
         return _LEFT + share * (_WIDTH - _RIGHT - _LEFT)
 
     def _y(self, value: float) -> float:
         bounded = min(max(value, self.least), self.most)
-        share = _share(bounded, self.least, self.most)
+        share = self._share(bounded, self.least, self.most)
         return _HEIGHT - _BOTTOM - share * (_HEIGHT - _BOTTOM - _TOP)
 
-
-def _share(value: float, least: float, most: float) -> float:
-    return math.log(value / least) / math.log(most / least)
+    def _share(self, value: float, least: float, most: float) -> float:
+        if self.linear:
+            return (value - least) / (most - least)
+        return math.log(value / least) / math.log(most / least)
 
 
 def _text(x: float, y: float, text: str, anchor: str = "start") -> str:

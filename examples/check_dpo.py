@@ -1,0 +1,40 @@
+"""Whether preferences were learnt: ``check_dpo.py RUN_FOLDER ...``. Exit code 1 and the reasons."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+
+METRIC = "eval_rewards/accuracies"
+START, END = 0.6, 0.8
+"""Share of held-out pairs that a run has right: at most this before its first step, and at least
+that after its last one. Where policy and reference are equal, no pair is right."""
+
+
+def problems(folder: Path) -> list[str]:
+    """What is not as promised of a run, by its ``metrics.jsonl``."""
+    lines = (folder / "metrics.jsonl").read_text().splitlines()
+    records = [json.loads(line) for line in lines]
+    shares = [record[METRIC] for record in records if METRIC in record]
+    if len(shares) < 2:
+        return [f"{folder}: {len(shares)} evaluations, expected one at each end"]
+    start, end = shares[0], shares[-1]
+    print(f"{folder}: {METRIC} {start:.1%} -> {end:.1%}")
+    found = []
+    if not start <= START:
+        found.append(f"{folder}: {METRIC} starts at {start:.1%}, expected at most {START:.0%}")
+    if not end >= END:
+        found.append(f"{folder}: {METRIC} ends at {end:.1%}, expected at least {END:.0%}")
+    return found
+
+
+def main() -> int:
+    found = [problem for folder in sys.argv[1:] for problem in problems(Path(folder))]
+    for problem in found:
+        print(f"dpo: {problem}", file=sys.stderr)
+    return 1 if found else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
