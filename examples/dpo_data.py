@@ -2,9 +2,9 @@
 
 A passage is the beginning of a function of Python's standard library. The prompt is its first
 ``PROMPT`` characters, the chosen answer its next ``ENDING`` ones, and the rejected answer the same
-words in a random order, between the same spaces and line ends. So the two have the same words and the
-same length, and a model that knows only how frequent each word is cannot tell which one stood
-there. Held-out passages are of files of which training reads nothing.
+words in a random order, between the same spaces and line ends. So the two have the same words and
+the same length, and a model that has learnt only how frequent each word is cannot tell which one
+stood there. Held-out passages are of files of which training reads nothing.
 
 python examples/dpo_data.py FOLDER [LIBRARY]
 """
@@ -90,11 +90,11 @@ def split(files: Sequence[Sequence[Passage]]) -> tuple[list[Passage], list[Passa
 
 def reordered(ending: str, chance: random.Random) -> str:
     """Return the words in another order, between the same white space."""
-    parts = re.split(r"(\s+)", ending)
-    words = parts[::2]
+    parts = re.split(r"(\S+)", ending)
+    words = parts[1::2]
     while "".join(parts) == ending:
         chance.shuffle(words)
-        parts[::2] = words
+        parts[1::2] = words
     return "".join(parts)
 
 
