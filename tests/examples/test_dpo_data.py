@@ -27,7 +27,8 @@ def library(tmp_path_factory: pytest.TempPathFactory) -> Path:
     copied = function("copied", 0)
     for index in range(FILES):
         functions = [function(f"file{index}", number) for number in range(FUNCTIONS)]
-        short, repeated = "def short():\n    pass\n", "def repeated():\n" + "    same = same\n" * 20
+        short = function("short", 0)[:190] + "\n"
+        repeated = "def repeated():\n" + "    same = same\n" * 20
         text = "".join([copied, short, repeated, *functions])
         (folder / f"file{index}.py").write_text(f"import {index}\n{text}")
     (folder / "test" / "left_out.py").write_text(function("left_out", 0))
