@@ -5,7 +5,8 @@ which every axis is left and entered. The first run takes four steps and saves a
 one resumes from there in the other layout and takes the other two. All full tensors, counters and
 values that it has loaded are those of the first run after two steps, bitwise; random generators are
 those of a run that begins in the second layout. After four steps losses, gradient norms, weights
-and optimizer states are those of the uninterrupted run within a tolerance. Of a feature that
+and optimizer states are those of the uninterrupted run within a tolerance, but for experts in half
+precision, where tokens go to other experts. Of a feature that
 declares ``bitwise``, all of it is also compared with the two runs without it, bitwise. What is
 refused is listed with the reason. There is no dropout, since random numbers depend on the layout.
 """

@@ -55,7 +55,7 @@ def tokenized(folder: Path, file: Path) -> list[Pair]:
     return [(answer(record, "chosen"), answer(record, "rejected")) for record in records]
 
 
-def write_workplace(folder: Path, pairs: int) -> Path:
+def write_models_and_pairs(folder: Path, pairs: int) -> Path:
     """Write a model, another one and a deeper one, their tokenizer, and files of pairs."""
     write_llama(folder / "model", max_position_embeddings=256)
     write_llama(folder / "other", seed=1, max_position_embeddings=256)

@@ -28,16 +28,16 @@ class TrlSteps:
     """Losses, gradient norms and metrics of AdamW steps on one pass over the training file.
 
     Args:
-        workplace: A folder by ``write_workplace``.
+        models: Folder by ``write_models_and_pairs``.
         batch: Pairs of a step.
         trainer: ``dpo``, or ``cpo``, which has no reference.
         options: Of the trainer's config.
-        reference: Folder of the reference's weights in the workplace; default: the policy's.
+        reference: Folder of the reference's weights beside the policy's; default: the policy's.
         at_once: Pairs of a forward pass. With 1, losses which trl defines for a batch are means
             over pairs.
     """
 
-    workplace: Path
+    models: Path
     batch: int
     trainer: str = "dpo"
     options: Mapping[str, Any] = attrs.field(factory=dict)
@@ -69,12 +69,12 @@ class TrlSteps:
         made, config = {"dpo": (DPOTrainer, DPOConfig), "cpo": (CPOTrainer, CPOConfig)}[
             self.trainer
         ]
-        model = LlamaForCausalLM.from_pretrained(self.workplace / "model")
+        model = LlamaForCausalLM.from_pretrained(self.models / "model")
         optimizer = adamw([*model.parameters()])
         constant = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: 1.0)
         models = {"model": model}
         if self.reference is not None:
-            models["ref_model"] = LlamaForCausalLM.from_pretrained(self.workplace / self.reference)
+            models["ref_model"] = LlamaForCausalLM.from_pretrained(self.models / self.reference)
         return made(
             **models,
             args=config(
@@ -96,15 +96,15 @@ class TrlSteps:
             train_dataset=Dataset.from_list(self._texts()),
             # trl adds what begins a text and what ends an answer.
             processing_class=AutoTokenizer.from_pretrained(
-                self.workplace / "blocks", bos_token=None, eos_token=CLOSING
+                self.models / "blocks", bos_token=None, eos_token=CLOSING
             ),
             optimizers=(optimizer, constant),
         )
 
     def _texts(self) -> list[dict[str, str]]:
         """Return the pairs with rendered prompts."""
-        tokenizer = AutoTokenizer.from_pretrained(self.workplace / "blocks")
-        records = map(json.loads, (self.workplace / "train.jsonl").read_text().splitlines())
+        tokenizer = AutoTokenizer.from_pretrained(self.models / "blocks")
+        records = map(json.loads, (self.models / "train.jsonl").read_text().splitlines())
         return [
             {
                 "prompt": tokenizer.apply_chat_template(
@@ -119,7 +119,7 @@ class TrlSteps:
         ]
 
     def _pairs(self) -> list[Pair]:
-        return tokenized(self.workplace / "blocks", self.workplace / "train.jsonl")
+        return tokenized(self.models / "blocks", self.models / "train.jsonl")
 
     def _check_tokens(self, rows: Iterable[Mapping[str, Any]]) -> None:
         """Assert that trl trains on the tokens that other tests do."""

@@ -118,7 +118,7 @@ class GPT(GPTModel):
                 documents. The caller provides position ids. RoPE positions are not reset, since
                 only differences within a document matter.
             reduction: ``sum`` is the masked loss sum, a scalar; ``none`` every token's loss [B, S],
-                0 where the mask is 0, and no loss of further tokens.
+                0 where the mask is 0, and no multi-token prediction.
         """
         embedded = self._embedded(input_ids, position_ids) if self.pre_process else None
         of_layers = {

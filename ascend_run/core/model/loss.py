@@ -23,7 +23,7 @@ and not multiplied by it elsewhere."""
 
 
 class CrossEntropy:
-    """Next-token cross-entropy as a sum; the mean is taken once, over all ranks and batches.
+    """Next-token cross-entropy, as a sum or of each token; the mean is taken once, over all ranks.
 
     With tensor parallelism, weight and logits are this rank's shard of the vocabulary, and every
     rank gets the full sum.

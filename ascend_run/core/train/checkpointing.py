@@ -107,7 +107,8 @@ class Checkpoints:
         if step is not None:
             if start.overridden is not None:
                 log.warning("checkpoint.own_goes_first", step=step, passed_over=start.overridden)
-            if self._filters_drop_weights():
+            has_folder = any(model.weights for model in self._trained.values())
+            if has_folder and self._filters_drop_weights():
                 self._load_hugging_face(self._trained, log)
             self._load(start.store, step, log)
             if not start.continues:

@@ -46,7 +46,7 @@ class FrozenForward:
             seq_length: Of the activations that pipeline stages exchange. Unit: tokens.
             micro_batch_size: Likewise. Unit: rows.
         """
-        with self._phase(), self._without_dropout():
+        with self._phase(), self._evaluating():
             results: list[Tensor] = self._schedule(
                 forward_step_func=self._forward_step,
                 data_iterator=list(itertools.tee(iter(batches), len(self._bundle.chunks))),
@@ -63,9 +63,9 @@ class FrozenForward:
         return [self._with(batch, result) for batch, result in zip(batches, results, strict=True)]
 
     @contextmanager
-    def _without_dropout(self) -> Iterator[None]:
-        """Evaluate the chunks; those of a trained model go on in their mode, and its timers do not
-        take these forwards for its own."""
+    def _evaluating(self) -> Iterator[None]:
+        """Set the chunks to evaluation, and afterwards back to their mode. The timers of a trained
+        model do not see these forwards."""
         config, chunks = self._bundle.transformer_config, self._bundle.chunks
         trains, timers, config.timers = [chunk.training for chunk in chunks], config.timers, None
         for chunk in chunks:

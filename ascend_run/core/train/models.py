@@ -33,7 +33,7 @@ def build_models(
         with_optimizer: If False, gradients are computed but there is no optimizer.
 
     Raises:
-        HookError: Not the first role of the task alone is trained.
+        HookError: See ``require_one_trained``.
     """
     config, groups = context.config, context.groups
     require_one_trained(task.roles)
@@ -58,9 +58,9 @@ def require_one_trained(roles: Sequence[c.RoleSpec]) -> None:
     """Check the roles of a task.
 
     Raises:
-        HookError: A name stands twice, or not the first role alone is trained.
+        HookError: Two roles have one name, or others than the first one are trained.
     """
-    trained = [place for place, role in enumerate(roles) if role.frozen_step is None]
+    trained = [index for index, role in enumerate(roles) if role.frozen_step is None]
     names = [role.name for role in roles]
     if trained != [0] or len({*names}) < len(names):
         raise HookError(
@@ -70,7 +70,7 @@ def require_one_trained(roles: Sequence[c.RoleSpec]) -> None:
 
 
 def match_p2p(config: TransformerConfig) -> None:
-    """Let the stages of an interleaved pipeline match sends with receives."""
+    """Make the two stages of an interleaved pipeline match each send with its receive."""
     if config.virtual_pipeline_model_parallel_size and config.pipeline_model_parallel_size == 2:
         # With two ranks, the next and the previous rank are the same. Batched sends and receives
         # are then matched by order only, and Megatron issues them in different orders on the two
@@ -79,7 +79,7 @@ def match_p2p(config: TransformerConfig) -> None:
 
 
 def freeze(bundle: c.ModelBundle) -> None:
-    """Let a model neither train nor drop out."""
+    """Set a model to evaluation, without gradients."""
     bundle.frozen = True
     for chunk in bundle.chunks:
         chunk.requires_grad_(False).eval()

@@ -51,7 +51,7 @@ class DpoConfig(PairOptions):
     """Weight of the mean loss of the chosen answer's tokens, which is added to each pair."""
     reference: str | None = None
     """Hugging Face folder of the reference's weights; ``base``: the policy without its adapters,
-    which needs no second model; default: the weights that the policy begins with."""
+    which needs no second model; default: those of ``model.hf_path``, else the initial ones."""
     reference_free: bool = False
     """Compare with a reference to which all answers are equally probable; none is loaded."""
 
@@ -74,7 +74,7 @@ class Dpo:
         numerics=Numerics.MODEL,
         platforms={
             "cpu": Support.REAL,
-            "cuda": Support.ARITHMETIC,
+            "cuda": Support.UNVERIFIED,
             "npu": Support.ARITHMETIC,
         },
         level=0,

@@ -62,7 +62,7 @@ class Simpo:
         numerics=Numerics.MODEL,
         platforms={
             "cpu": Support.REAL,
-            "cuda": Support.ARITHMETIC,
+            "cuda": Support.UNVERIFIED,
             "npu": Support.ARITHMETIC,
         },
         level=0,

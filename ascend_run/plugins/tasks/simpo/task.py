@@ -56,7 +56,7 @@ class SimpoTask:
             beta=options.beta,
             smoothing=options.label_smoothing,
         )
-        # The means are divided by the length once; the original's loss of the chosen answer, twice.
+        # Divided by the length once; MindSpeed-LLM divides this term twice.
         if options.sft_weight:
             loss_P = loss_P - options.sft_weight * means.chosen_P
         metrics = preference_metrics(

@@ -1,4 +1,4 @@
-"""Faults of a run with two models, planted on the ranks: each answers what undoes it."""
+"""Faults of a run with two models, planted on the ranks: each returns what undoes it."""
 
 from __future__ import annotations
 

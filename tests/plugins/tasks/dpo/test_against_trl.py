@@ -9,15 +9,15 @@ import pytest
 
 from ascend_run.testing.pool import GlooPool
 from tests.core.train.runs import whole_run
-from tests.support.preference_files import assert_equal_steps, write_workplace
+from tests.support.preference_files import assert_equal_steps, write_models_and_pairs
 from tests.support.trl_steps import TrlSteps
 
 from .test_training import BATCH, STEPS, values
 
 
 @pytest.fixture(scope="module")
-def workplace(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_workplace(tmp_path_factory.mktemp("dpo"), STEPS * BATCH)
+def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_models_and_pairs(tmp_path_factory.mktemp("dpo"), STEPS * BATCH)
 
 
 VARIANTS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
@@ -59,13 +59,13 @@ VARIANTS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
 @pytest.mark.exhaustive(by=lambda variant: [VARIANTS[variant][1].get("trainer", "dpo")])
 @pytest.mark.parametrize("variant", VARIANTS)
 def test_each_variant_is_that_of_trl(
-    gloo_pool: GlooPool, workplace: Path, tmp_path: Path, variant: str
+    gloo_pool: GlooPool, models: Path, tmp_path: Path, variant: str
 ) -> None:
     ours, theirs = VARIANTS[variant]
     options = {f"plugins__dpo__{name}": value for name, value in ours.items()}
     if "reference" in ours:
-        options["plugins__dpo__reference"] = str(workplace / ours["reference"])
-    run = values(workplace, tmp_path / "run", train__micro_batch_size=2, **options)
+        options["plugins__dpo__reference"] = str(models / ours["reference"])
+    run = values(models, tmp_path / "run", train__micro_batch_size=2, **options)
     (ended,) = gloo_pool.run(whole_run, 1, run, timeout=100)
-    steps = TrlSteps(workplace=workplace, batch=BATCH, **theirs).run(tmp_path / "trl")
+    steps = TrlSteps(models=models, batch=BATCH, **theirs).run(tmp_path / "trl")
     assert_equal_steps(ended.readings, steps)

@@ -17,7 +17,7 @@ from ascend_run.testing.pool import GlooPool
 from tests.core.train.runs import assert_same, whole_run
 from tests.support.needed_plugins import names_of
 from tests.support.plain_preferences import PlainSteps, smoothed
-from tests.support.preference_files import assert_equal_steps, tokenized, write_workplace
+from tests.support.preference_files import assert_equal_steps, tokenized, write_models_and_pairs
 from tests.support.tiny_llama import OPTIMIZER
 
 STEPS, BATCH = 10, 4
@@ -26,36 +26,36 @@ PACKS = 3
 
 
 @pytest.fixture(scope="module")
-def workplace(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_workplace(tmp_path_factory.mktemp("dpo"), STEPS * BATCH)
+def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_models_and_pairs(tmp_path_factory.mktemp("dpo"), STEPS * BATCH)
 
 
-def plain_steps(workplace: Path, model: str = "model", **options: Any) -> list[dict[str, float]]:
-    pairs = tokenized(workplace / "blocks", workplace / "train.jsonl")
+def plain_steps(models: Path, model: str = "model", **options: Any) -> list[dict[str, float]]:
+    pairs = tokenized(models / "blocks", models / "train.jsonl")
     batches = [pairs[step * BATCH : (step + 1) * BATCH] for step in range(STEPS)]
-    return list(PlainSteps(folder=workplace / model, **options).steps(batches))
+    return list(PlainSteps(folder=models / model, **options).steps(batches))
 
 
 Plain = Callable[[str], list[dict[str, float]]]
 
 
 @pytest.fixture(scope="module")
-def plain(workplace: Path) -> Plain:
+def plain(models: Path) -> Plain:
     """Return the steps of a model, which are run once."""
-    return functools.cache(partial(plain_steps, workplace))
+    return functools.cache(partial(plain_steps, models))
 
 
-def values(workplace: Path, output: Path, **changes: Any) -> Mapping[str, Any]:
+def values(models: Path, output: Path, **changes: Any) -> Mapping[str, Any]:
     return {
         **OPTIMIZER,
         "task": "dpo",
         "run.output_dir": str(output),
         "model.family": "llama",
-        "model.hf_path": str(workplace / "model"),
+        "model.hf_path": str(models / "model"),
         "model.make_vocab_size_divisible_by": 8,
-        "data.train": [str(workplace / "train.jsonl")],
-        "data.validation": [str(workplace / "held-out.jsonl")],
-        "data.tokenizer": str(workplace / "tokenizer"),
+        "data.train": [str(models / "train.jsonl")],
+        "data.validation": [str(models / "held-out.jsonl")],
+        "data.tokenizer": str(models / "tokenizer"),
         "data.seq_length": 128,
         "train.train_iters": STEPS,
         "train.global_batch_size": BATCH,
@@ -92,13 +92,11 @@ LAYOUTS: dict[str, tuple[int, dict[str, Any], tuple[str, ...]]] = {
 @pytest.mark.exhaustive(by=lambda layout: [LAYOUTS[layout][0] > 1, bool(LAYOUTS[layout][2])])
 @pytest.mark.parametrize("layout", names_of(LAYOUTS, lambda case: case[2]))
 def test_ten_steps_are_those_of_transformers(
-    gloo_pool: GlooPool, workplace: Path, plain: Plain, tmp_path: Path, layout: str
+    gloo_pool: GlooPool, models: Path, plain: Plain, tmp_path: Path, layout: str
 ) -> None:
     ranks, changes, plugins = LAYOUTS[layout]
     model = changes.get("model__hf_path", "model")
-    run = values(
-        workplace, tmp_path / "run", **{**changes, "model__hf_path": str(workplace / model)}
-    )
+    run = values(models, tmp_path / "run", **{**changes, "model__hf_path": str(models / model)})
     ended = gloo_pool.run(whole_run, ranks, run, plugins, timeout=100)
     assert_equal_steps(ended[0].readings, plain(model))
     assert plain(model)[0]["rewards/margins"] == 0.0
@@ -132,55 +130,53 @@ VARIANTS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
 @pytest.mark.exhaustive(by=lambda variant: [variant in ("ipo", "reference-free")])
 @pytest.mark.parametrize("variant", VARIANTS)
 def test_each_variant_is_that_of_transformers(
-    gloo_pool: GlooPool, workplace: Path, tmp_path: Path, variant: str
+    gloo_pool: GlooPool, models: Path, tmp_path: Path, variant: str
 ) -> None:
     ours, theirs = VARIANTS[variant]
     options = {f"plugins__dpo__{name}": value for name, value in ours.items()}
-    run = values(workplace, tmp_path / "run", train__micro_batch_size=2, **options)
+    run = values(models, tmp_path / "run", train__micro_batch_size=2, **options)
     (ended,) = gloo_pool.run(whole_run, 1, run, timeout=100)
-    assert_equal_steps(ended.readings, plain_steps(workplace, **theirs))
+    assert_equal_steps(ended.readings, plain_steps(models, **theirs))
 
 
 def test_another_reference_is_loaded_from_its_folder(
-    gloo_pool: GlooPool, workplace: Path, tmp_path: Path
+    gloo_pool: GlooPool, models: Path, tmp_path: Path
 ) -> None:
-    other = workplace / "other"
-    run = values(workplace, tmp_path / "run", plugins__dpo__reference=str(other))
+    other = models / "other"
+    run = values(models, tmp_path / "run", plugins__dpo__reference=str(other))
     (ended,) = gloo_pool.run(whole_run, 1, run, timeout=100)
-    plain = plain_steps(workplace, reference=other)
+    plain = plain_steps(models, reference=other)
     assert_equal_steps(ended.readings, plain)
     assert abs(plain[0]["rewards/margins"]) > 0.01
 
 
 @pytest.mark.parametrize("packing", [False, True])
 def test_packed_pairs_cost_what_they_cost_alone(
-    gloo_pool: GlooPool, workplace: Path, tmp_path: Path, packing: bool
+    gloo_pool: GlooPool, models: Path, tmp_path: Path, packing: bool
 ) -> None:
     """The seven held-out pairs in one step; packed they fill three samples, of unequal numbers."""
     run = values(
-        workplace,
+        models,
         tmp_path / "run",
-        data__train=[str(workplace / "held-out.jsonl")],
+        data__train=[str(models / "held-out.jsonl")],
         train__train_iters=1,
         train__global_batch_size=PACKS if packing else 7,
         train__micro_batch_size=PACKS if packing else 1,
         plugins__dpo__packing=packing,
     )
     (ended,) = gloo_pool.run(whole_run, 1, run, timeout=100)
-    pairs = tokenized(workplace / "blocks", workplace / "held-out.jsonl")
-    plain = list(PlainSteps(folder=workplace / "model").steps([pairs]))
+    pairs = tokenized(models / "blocks", models / "held-out.jsonl")
+    plain = list(PlainSteps(folder=models / "model").steps([pairs]))
     assert_equal_steps(ended.readings, plain)
 
 
-def test_the_reference_neither_changes_nor_is_saved(
-    gloo_pool: GlooPool, workplace: Path, tmp_path: Path
-) -> None:
-    (ended,) = gloo_pool.run(whole_run, 1, values(workplace, tmp_path / "run"), timeout=100)
+def test_the_reference_is_not_saved(gloo_pool: GlooPool, models: Path, tmp_path: Path) -> None:
+    (ended,) = gloo_pool.run(whole_run, 1, values(models, tmp_path / "run"), timeout=100)
     assert not [key for key in ended.tensors if "reference" in key]
     (free,) = gloo_pool.run(
         whole_run,
         1,
-        values(workplace, tmp_path / "free", plugins__dpo__reference_free=True),
+        values(models, tmp_path / "free", plugins__dpo__reference_free=True),
         timeout=100,
     )
     assert ended.tensors.keys() == free.tensors.keys()
@@ -188,12 +184,12 @@ def test_the_reference_neither_changes_nor_is_saved(
 
 @pytest.mark.parametrize("other", [False, True], ids=["own weights", "another folder"])
 def test_a_run_in_two_halves_is_the_run_in_one(
-    gloo_pool: GlooPool, workplace: Path, tmp_path: Path, other: bool
+    gloo_pool: GlooPool, models: Path, tmp_path: Path, other: bool
 ) -> None:
     def run(name: str, **changes: Any) -> Any:
-        reference = {"plugins__dpo__reference": str(workplace / "other")} if other else {}
+        reference = {"plugins__dpo__reference": str(models / "other")} if other else {}
         options = values(
-            workplace,
+            models,
             tmp_path / name,
             plugins__dpo__shuffle=True,
             train__micro_batch_size=2,
@@ -211,22 +207,25 @@ def test_a_run_in_two_halves_is_the_run_in_one(
 
 
 def test_evaluation_has_the_metrics_of_the_held_out_file(
-    gloo_pool: GlooPool, workplace: Path, tmp_path: Path
+    gloo_pool: GlooPool, models: Path, tmp_path: Path
 ) -> None:
     options = values(
-        workplace,
+        models,
         tmp_path / "run",
         train__eval_interval=5,
         train__eval_iters=1,
         train__global_batch_size=7,
         train__train_iters=5,
         optimizer__lr=0.0,
+        plugins__dpo__reference=str(models / "other"),
     )
     (ended,) = gloo_pool.run(whole_run, 1, options, timeout=100)
     evaluated = [line for line in ended.readings if "eval_loss" in line]
-    pairs = tokenized(workplace / "blocks", workplace / "held-out.jsonl")
-    (plain,) = PlainSteps(folder=workplace / "model").steps([pairs])
-    for name in METRICS:
+    pairs = tokenized(models / "blocks", models / "held-out.jsonl")
+    steps = PlainSteps(folder=models / "model", reference=models / "other")
+    (plain,) = steps.steps([pairs])
+    assert abs(plain["rewards/margins"]) > 0.01
+    for name in ("loss", *METRICS):
         for line in evaluated:
             assert line[f"eval_{name}"] == pytest.approx(plain[name], rel=1e-5, abs=2e-6), name
     assert len(evaluated) == 2
@@ -236,18 +235,18 @@ def test_evaluation_has_the_metrics_of_the_held_out_file(
 @pytest.mark.exhaustive(by=lambda layout: [LAYOUTS[layout][0] > 1])
 @pytest.mark.parametrize("layout", ["one", "tp=2, sp", "pp=2, vpp=2", "dp=2"])
 def test_the_base_of_adapters_is_the_reference_as_a_second_model_is(
-    gloo_pool: GlooPool, workplace: Path, tmp_path: Path, layout: str
+    gloo_pool: GlooPool, models: Path, tmp_path: Path, layout: str
 ) -> None:
     ranks, changes, _ = LAYOUTS[layout]
     changes = {
         **changes,
-        "model__hf_path": str(workplace / changes.get("model__hf_path", "model")),
+        "model__hf_path": str(models / changes.get("model__hf_path", "model")),
         "plugins__lora__rank": 4,
         "plugins__lora__export": False,
     }
 
     def run(name: str, **more: Any) -> Any:
-        options = values(workplace, tmp_path / name, **changes, **more)
+        options = values(models, tmp_path / name, **changes, **more)
         return gloo_pool.run(whole_run, ranks, options, ("lora",), timeout=100)[0]
 
     second, base = run("second"), run("base", plugins__dpo__reference="base")

@@ -15,7 +15,7 @@ from ascend_run.tools.verify.questions import Question
 from ascend_run.tools.verify.ranks import PoolRanks
 from ascend_run.tools.verify.verifier import Verifier
 from tests.support.needed_plugins import names_of
-from tests.support.preference_files import write_workplace
+from tests.support.preference_files import write_models_and_pairs
 from tests.tools.verify.faults import Undo
 
 from . import faults
@@ -27,8 +27,8 @@ def verify(gloo_pool: GlooPool) -> Verifier:
 
 
 @pytest.fixture(scope="module")
-def workplace(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_workplace(tmp_path_factory.mktemp("dpo"), 24)
+def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_models_and_pairs(tmp_path_factory.mktemp("dpo"), 24)
 
 
 LAYOUTS: dict[str, tuple[dict[str, int], dict[str, Any], tuple[str, ...]]] = {
@@ -46,7 +46,7 @@ LAYOUTS: dict[str, tuple[dict[str, int], dict[str, Any], tuple[str, ...]]] = {
 }
 
 
-def question_of(workplace: Path, layout: str) -> Question:
+def question_of(models: Path, layout: str) -> Question:
     sizes, values, plugins = LAYOUTS[layout]
     return Question(
         task="dpo",
@@ -55,8 +55,8 @@ def question_of(workplace: Path, layout: str) -> Question:
         steps=2,
         config={
             "model.vocab_size": 400,
-            "data.train": [str(workplace / "train.jsonl")],
-            "data.tokenizer": str(workplace / "tokenizer"),
+            "data.train": [str(models / "train.jsonl")],
+            "data.tokenizer": str(models / "tokenizer"),
             "data.seq_length": 96,
             "model.moe_aux_loss_coeff": 0.0,
             **values,
@@ -66,8 +66,8 @@ def question_of(workplace: Path, layout: str) -> Question:
 
 @pytest.mark.exhaustive(by=lambda layout: [])
 @pytest.mark.parametrize("layout", names_of(LAYOUTS, lambda case: case[2]))
-def test_each_layout_is_one_rank(verify: Verifier, workplace: Path, layout: str) -> None:
-    verdict = verify(question_of(workplace, layout))
+def test_each_layout_is_one_rank(verify: Verifier, models: Path, layout: str) -> None:
+    verdict = verify(question_of(models, layout))
     assert verdict.good, [check for check in verdict.checks if not check.passed]
     assert verdict.outcome is Outcome.WITHIN
     assert "not compared with the oracle: it has no formula for task=dpo" in verdict.notes
@@ -101,9 +101,9 @@ def test_each_layout_is_one_rank(verify: Verifier, workplace: Path, layout: str)
     ],
 )
 def test_each_fault_is_found(
-    verify: Verifier, workplace: Path, fault: Callable[[], Undo], layout: str, phase: Phase
+    verify: Verifier, models: Path, fault: Callable[[], Undo], layout: str, phase: Phase
 ) -> None:
-    verdict = verify(question_of(workplace, layout), fault)
+    verdict = verify(question_of(models, layout), fault)
     assert verdict.outcome is Outcome.DIVERGES
     assert verdict.fault is not None
     assert verdict.fault.phase is phase

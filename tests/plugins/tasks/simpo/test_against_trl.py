@@ -12,15 +12,15 @@ import pytest
 
 from ascend_run.testing.pool import GlooPool
 from tests.core.train.runs import whole_run
-from tests.support.preference_files import assert_equal_steps, write_workplace
+from tests.support.preference_files import assert_equal_steps, write_models_and_pairs
 from tests.support.trl_steps import TrlSteps
 
 from .test_training import BATCH, STEPS, values
 
 
 @pytest.fixture(scope="module")
-def workplace(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_workplace(tmp_path_factory.mktemp("simpo"), STEPS * BATCH)
+def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_models_and_pairs(tmp_path_factory.mktemp("simpo"), STEPS * BATCH)
 
 
 # The paper's gamma is beta times ours, so 3.5 by default.
@@ -46,13 +46,13 @@ VARIANTS: dict[str, tuple[dict[str, Any], dict[str, Any], int]] = {
 @pytest.mark.exhaustive(by=lambda variant: [])
 @pytest.mark.parametrize("variant", VARIANTS)
 def test_each_variant_is_that_of_trl(
-    gloo_pool: GlooPool, workplace: Path, tmp_path: Path, variant: str
+    gloo_pool: GlooPool, models: Path, tmp_path: Path, variant: str
 ) -> None:
     ours, theirs, at_once = VARIANTS[variant]
     options = {f"plugins__simpo__{name}": value for name, value in ours.items()}
-    run = values(workplace, tmp_path / "run", train__micro_batch_size=2, **options)
+    run = values(models, tmp_path / "run", train__micro_batch_size=2, **options)
     (ended,) = gloo_pool.run(whole_run, 1, run, timeout=100)
     steps = TrlSteps(
-        workplace=workplace, batch=BATCH, trainer="cpo", options=theirs, at_once=at_once
+        models=models, batch=BATCH, trainer="cpo", options=theirs, at_once=at_once
     ).run(tmp_path / "trl")
     assert_equal_steps(ended.readings, steps)

@@ -14,24 +14,24 @@ from ascend_run.testing.pool import GlooPool
 from tests.core.train.runs import whole_run
 from tests.support.needed_plugins import names_of
 from tests.support.plain_preferences import PlainSteps
-from tests.support.preference_files import assert_equal_steps, tokenized, write_workplace
+from tests.support.preference_files import assert_equal_steps, tokenized, write_models_and_pairs
 from tests.support.tiny_llama import OPTIMIZER
 
 STEPS, BATCH = 10, 4
 
 
 @pytest.fixture(scope="module")
-def workplace(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_workplace(tmp_path_factory.mktemp("simpo"), STEPS * BATCH)
+def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_models_and_pairs(tmp_path_factory.mktemp("simpo"), STEPS * BATCH)
 
 
 def plain_steps(
-    workplace: Path, loss: Callable[[Tensor, Tensor], Tensor], **options: Any
+    models: Path, loss: Callable[[Tensor, Tensor], Tensor], **options: Any
 ) -> list[dict[str, float]]:
-    pairs = tokenized(workplace / "blocks", workplace / "train.jsonl")
+    pairs = tokenized(models / "blocks", models / "train.jsonl")
     batches = [pairs[step * BATCH : (step + 1) * BATCH] for step in range(STEPS)]
     steps = PlainSteps(
-        folder=workplace / "model",
+        folder=models / "model",
         loss=loss,
         reference_free=True,
         averages=True,
@@ -41,16 +41,16 @@ def plain_steps(
     return list(steps.steps(batches))
 
 
-def values(workplace: Path, output: Path, **changes: Any) -> Mapping[str, Any]:
+def values(models: Path, output: Path, **changes: Any) -> Mapping[str, Any]:
     return {
         **OPTIMIZER,
         "task": "simpo",
         "run.output_dir": str(output),
         "model.family": "llama",
-        "model.hf_path": str(workplace / "model"),
+        "model.hf_path": str(models / "model"),
         "model.make_vocab_size_divisible_by": 8,
-        "data.train": [str(workplace / "train.jsonl")],
-        "data.tokenizer": str(workplace / "tokenizer"),
+        "data.train": [str(models / "train.jsonl")],
+        "data.tokenizer": str(models / "tokenizer"),
         "data.seq_length": 128,
         "train.train_iters": STEPS,
         "train.global_batch_size": BATCH,
@@ -91,13 +91,13 @@ VARIANTS: dict[str, tuple[dict[str, Any], Callable[[Tensor, Tensor], Tensor], di
 @pytest.mark.exhaustive(by=lambda variant: [variant == "sft_weight"])
 @pytest.mark.parametrize("variant", VARIANTS)
 def test_each_variant_is_that_of_transformers(
-    gloo_pool: GlooPool, workplace: Path, tmp_path: Path, variant: str
+    gloo_pool: GlooPool, models: Path, tmp_path: Path, variant: str
 ) -> None:
     ours, loss, theirs = VARIANTS[variant]
     options = {f"plugins__simpo__{name}": value for name, value in ours.items()}
-    run = values(workplace, tmp_path / "run", train__micro_batch_size=2, **options)
+    run = values(models, tmp_path / "run", train__micro_batch_size=2, **options)
     (ended,) = gloo_pool.run(whole_run, 1, run, timeout=100)
-    assert_equal_steps(ended.readings, plain_steps(workplace, loss, **theirs))
+    assert_equal_steps(ended.readings, plain_steps(models, loss, **theirs))
 
 
 LAYOUTS: dict[str, tuple[int, dict[str, Any], tuple[str, ...]]] = {
@@ -120,9 +120,9 @@ LAYOUTS: dict[str, tuple[int, dict[str, Any], tuple[str, ...]]] = {
 @pytest.mark.exhaustive(by=lambda layout: [LAYOUTS[layout][0] > 1, bool(LAYOUTS[layout][2])])
 @pytest.mark.parametrize("layout", names_of(LAYOUTS, lambda case: case[2]))
 def test_ten_steps_are_the_same_in_each_layout(
-    gloo_pool: GlooPool, workplace: Path, tmp_path: Path, layout: str
+    gloo_pool: GlooPool, models: Path, tmp_path: Path, layout: str
 ) -> None:
     ranks, changes, plugins = LAYOUTS[layout]
-    run = values(workplace, tmp_path / "run", **changes)
+    run = values(models, tmp_path / "run", **changes)
     ended = gloo_pool.run(whole_run, ranks, run, plugins, timeout=100)
-    assert_equal_steps(ended[0].readings, plain_steps(workplace, sigmoid))
+    assert_equal_steps(ended[0].readings, plain_steps(models, sigmoid))
