@@ -36,11 +36,6 @@ class Answers:
         """Split the values of documents, which are chosen and rejected in turn."""
         return cls(chosen_P=values_D[0::2], rejected_P=values_D[1::2])
 
-    def __sub__(self, other: Answers) -> Answers:
-        return Answers(
-            chosen_P=self.chosen_P - other.chosen_P, rejected_P=self.rejected_P - other.rejected_P
-        )
-
     def __truediv__(self, other: Answers) -> Answers:
         return Answers(
             chosen_P=self.chosen_P / other.chosen_P, rejected_P=self.rejected_P / other.rejected_P

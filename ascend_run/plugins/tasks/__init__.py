@@ -66,14 +66,27 @@ def pair_problems(task: str, config: RunConfig, options: PairOptions) -> list[st
     problems += [
         f"{task}: model.{name}={config.model[name]} is a sum over tokens, and the loss a mean over "
         "pairs; set it to 0"
-        for name in ("moe_aux_loss_coeff", "moe_z_loss_coeff")
-        if config.model.num_moe_experts and config.model[name]
+        for name in _router_losses(config)
+        if config.model[name]
     ]
+    if (scaling := config.model.rope_scaling_type) in ("dynamic", "longrope"):
+        problems.append(
+            f"{task}: model.rope_scaling_type={scaling} depends on the length of a row, and a row "
+            "holds several answers; use another one"
+        )
     return [
         *problems,
         *data_problems(task, config, "pairs"),
         *options.sources(task, Preference, options.handler).problems(config),
     ]
+
+
+def _router_losses(config: RunConfig) -> Iterator[str]:
+    """Yield the coefficients of the routers' losses that the model has."""
+    if config.model.num_moe_experts:
+        if config.model.moe_router_load_balancing_type in ("aux_loss", "seq_aux_loss"):
+            yield "moe_aux_loss_coeff"
+        yield "moe_z_loss_coeff"
 
 
 def pair_panels(log_probabilities: str) -> list[ReportPanel]:

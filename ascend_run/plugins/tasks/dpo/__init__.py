@@ -105,6 +105,7 @@ class Dpo:
         return [
             *_option_problems(config, self.config),
             *_reference_problems(config, self.config, manifests),
+            *([] if self.config.reference_free else _mode_problems(config)),
             *pair_problems("dpo", config, self.config),
         ]
 
@@ -154,11 +155,26 @@ def _option_problems(config: RunConfig, options: DpoConfig) -> Iterator[str]:
             f"dpo: plugins.dpo.reference={options.reference} is not used with "
             "plugins.dpo.reference_free=true; leave out one of the two"
         )
-    names_folder = options.reference not in (None, BASE) or config.model.hf_path is not None
-    if config.checkpoint.load and not (names_folder or options.reference_free):
+    if config.checkpoint.load and options.reference is None and not options.reference_free:
         yield (
             f"dpo: the policy begins with checkpoint.load={config.checkpoint.load}, which the "
             "reference cannot; name its weights as a Hugging Face folder in plugins.dpo.reference"
+        )
+
+
+def _mode_problems(config: RunConfig) -> Iterator[str]:
+    """Yield what would compute otherwise in a reference, which does not train."""
+    model = config.model
+    if model.num_moe_experts and model.moe_router_load_balancing_type == "sinkhorn":
+        yield (
+            "dpo: model.moe_router_load_balancing_type=sinkhorn routes in training alone, and so "
+            "not in the reference; use none"
+        )
+    length = model.log_n_scaling_length
+    if length and not model.log_n_scaling_in_training and config.data.seq_length > length:
+        yield (
+            f"dpo: model.log_n_scaling_length={length} scales the reference alone, which does not "
+            f"train; use data.seq_length={length} or less"
         )
 
 

@@ -6,8 +6,9 @@ from typing import Final
 
 from ascend_run.plugin_api import CostChange, PipelineStage
 
-_BYTES_OF_TOKEN: Final = 4 * 8 + 4
-"""Of a batch: token, label, position and document in int64, and the loss mask in float32."""
+_BYTES_OF_TOKEN: Final = 4 * 8 + 4 + 4
+"""Of a batch: token, label, position and document in int64, and in float32 the loss mask and, on
+the last stage, the reference's log-probability."""
 
 
 def reference_cost(rank: PipelineStage, *, is_model: bool) -> CostChange:

@@ -56,10 +56,10 @@ class DpoTask:
         )
 
     def reference_step(self, context: RunContext, model: nn.Module, batch: Batch) -> Tensor:
-        """Return the hidden state; on the last pipeline stage, the sum of the log-probabilities of
-        each document's trained tokens, [D]."""
+        """Return the hidden state; on the last pipeline stage, the log-probability of each trained
+        token, [B, S]."""
         output = token_losses(model, batch)
-        return sums_of_documents(context, batch, -output) if output.dim() == 2 else output
+        return -output if output.dim() == 2 else output
 
     def forward_step(self, context: RunContext, model: nn.Module, batch: Batch) -> Tensor | LossSum:
         """Return the hidden state; on the last pipeline stage, the sum of the losses of pairs, and
@@ -67,14 +67,14 @@ class DpoTask:
         output = token_losses(model, batch)
         if output.dim() != 2:
             return output
-        sums_D = sums_of_documents(context, batch, -output)
-        policy = Answers.of_documents(sums_D)
-        lengths = Answers.of_documents(
-            sums_of_documents(context, batch, batch.tensors["loss_mask"].to(sums_D.dtype))
-        )
+        mask_BS = batch.tensors["loss_mask"].to(output.dtype)
+        policy = Answers.of_documents(sums_of_documents(context, batch, -output))
+        lengths = Answers.of_documents(sums_of_documents(context, batch, mask_BS))
         ratios = policy
         if _REFERENCE in batch.tensors:
-            ratios = policy - Answers.of_documents(batch.tensors[_REFERENCE])
+            # Token by token: rounding errors of long sums are larger than the first margins.
+            ratios_BS = -output - batch.tensors[_REFERENCE]
+            ratios = Answers.of_documents(sums_of_documents(context, batch, ratios_BS))
         compared = ratios / lengths if self.options.loss == "ipo" else ratios
         loss_P = preference_loss(
             self.options.loss,

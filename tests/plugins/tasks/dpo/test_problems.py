@@ -12,6 +12,7 @@ from ascend_run.plugin_api import ConfigError
 from tests.support.chats import CHATML, write_lines, write_tokenizer
 from tests.support.preference_files import preferences
 from tests.support.small_runs import prepare
+from tests.support.tiny_llama import write_llama
 
 
 def problems_of(folder: Path, **changes: Any) -> list[str]:
@@ -75,6 +76,30 @@ CASES: dict[str, tuple[dict[str, Any], str]] = {
         {"plugins__dpo__reference": "base"},
         "dpo: plugins.dpo.reference=base is the policy without its adapters",
     ),
+    "routing in training alone": (
+        {
+            **EXPERTS,
+            "model__moe_aux_loss_coeff": 0.0,
+            "model__moe_router_load_balancing_type": "sinkhorn",
+            "model__moe_router_topk": 1,
+        },
+        "dpo: model.moe_router_load_balancing_type=sinkhorn routes in training alone",
+    ),
+    "scaling of the reference alone": (
+        {
+            "model__log_n_scaling_length": 64,
+            "model__log_n_scaling_in_training": False,
+        },
+        "dpo: model.log_n_scaling_length=64 scales the reference alone",
+    ),
+    "angles by the length of a row": (
+        {
+            "model__rope_scaling_type": "dynamic",
+            "model__rope_scaling_factor": 2.0,
+            "model__max_position_embeddings": 128,
+        },
+        "dpo: model.rope_scaling_type=dynamic depends on the length of a row",
+    ),
     "a balancing loss": (
         {**EXPERTS, "model__moe_aux_loss_coeff": 0.01},
         "dpo: model.moe_aux_loss_coeff=0.01 is a sum over tokens",
@@ -115,6 +140,15 @@ def test_another_reference_has_the_same_vocabulary(tmp_path: Path, text: str, wa
 def test_a_reference_that_is_not_there(tmp_path: Path) -> None:
     (found,) = problems_of(tmp_path, plugins__dpo__reference=str(tmp_path / "none"))
     assert "its config.json cannot be read" in found
+
+
+def test_a_checkpoint_needs_a_reference_also_beside_a_folder(tmp_path: Path) -> None:
+    """The reference would have the folder's weights, and the policy the checkpoint's."""
+    folder = write_llama(tmp_path / "model", vocab_size=512, num_hidden_layers=1)
+    changes = {"model__family": "llama", "model__hf_path": folder}
+    assert problems_of(tmp_path, **changes) == []
+    found = problems_of(tmp_path, checkpoint__load="runs/sft/checkpoints", **changes)
+    assert any(one.startswith("dpo: the policy begins with checkpoint.load=") for one in found)
 
 
 def test_everything_is_said_at_once(tmp_path: Path) -> None:
