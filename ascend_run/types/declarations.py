@@ -24,9 +24,7 @@ class Claim(enum.StrEnum):
     ROUTER = "router"  #: Selection of experts.
     LINEAR_COMM = "linear-comm"  #: Collectives of parallel linears.
     PARAMETER_STORAGE = "parameter-storage"  #: First: ``reuse-fp32-param``.
-    ADAPTER = (
-        "adapter"  #: What is trained beside frozen weights, and off in ``RunPhase.REFERENCE``.
-    )
+    ADAPTER = "adapter"  #: Trained beside frozen weights; off in ``RunPhase.REFERENCE``.
     DATA_PARALLEL = "data-parallel"  #: Gradient reduction.
     OPTIMIZER = "optimizer"  #: The update of the weights.
     SCHEDULE = "schedule"  #: First: ``dualpipev``.

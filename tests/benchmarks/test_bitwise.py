@@ -130,10 +130,8 @@ def test_every_feature_is_compared_under_every_parallelism_but_these() -> None:
     compared = {(c["single"], axis) for c in cases() if "single" in c for axis in c["layout"]}
     every = {axis for _, layout in LAYOUTS for axis in layout}
     missing = {name: every - {a for n, a in compared if n == name} for name in FEATURES}
-    one_chunk = {"cp", "dp", "ep", "tp"}
+    one_chunk = {"cp", "tp"}
     assert {name: axes for name, axes in missing.items() if axes} == {
-        "moe-adaptive-recompute": {"pp", "vpp"},  # models with experts have none here
-        "moe-zero-memory": {"pp", "vpp"},
         "recompute-activation": {"ep"},  # refused, as its options treat no layer with experts
         "recompute-comm-opt": {"pp", "vpp"},  # there are no tensor-parallel collectives
         "recompute-in-advance": one_chunk,

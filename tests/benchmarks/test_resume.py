@@ -41,7 +41,6 @@ def test_every_plugin_was_compared_in_every_precision_with_dropout() -> None:
         "gpt2",
         "hot-experts",
         "moe-tp-extend-ep",
-        "muon",
         "recompute-activation",
         "reuse-fp32-param",
     }

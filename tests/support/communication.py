@@ -35,8 +35,9 @@ OPERATIONS: Final = {
     "reduce_": "reduce",
 }
 BALANCED: Final = {"model.moe_router_force_load_balancing": True}
-FEW_NUMBERS: Final = {"all_reduce": 64, "broadcast": 16}
-"""Largest calls that the plan leaves out, in bytes: norms, losses, loads of 16 experts."""
+FEW_NUMBERS: Final = {"all_reduce": 64, "broadcast": 24}
+"""Largest calls that the plan leaves out, in bytes: norms, loads of 16 experts; loss, count and
+tokens of a step."""
 ONE_NUMBER: Final = 8
 """The same of other operations."""
 AXES: Final = {

@@ -24,13 +24,14 @@ class Counting(nn.Module):
 
 def measured_twice() -> list[tuple[float, ...]]:
     """A job of the pool: the loss is the number of runs that the chunk remembers."""
+    from ascend_run.core.train.totals import LossTotals
     from ascend_run.testing.gradients.loss_terms import LossTerms
 
     chunk = Counting()
 
     def forward_backward(batches: Iterator[Any], count: int, *, forward_only: bool) -> Any:
         chunk.runs += 1
-        return float(chunk.runs), 1
+        return LossTotals((float(chunk.runs), 1.0, 1.0), ())
 
     dry_run = cast("Any", SimpleNamespace(bundle=SimpleNamespace(chunks=[chunk])))
     terms = LossTerms(dry_run, cast("Any", forward_backward), batches=())
