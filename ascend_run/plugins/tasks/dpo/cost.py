@@ -6,9 +6,10 @@ from typing import Final
 
 from ascend_run.plugin_api import CostChange, PipelineStage
 
-_BYTES_OF_TOKEN: Final = 4 * 8 + 4 + 4
-"""Of a batch: token, label, position and document in int64, and in float32 the loss mask and, on
-the last stage, the reference's log-probability."""
+_BYTES_OF_TOKEN: Final = 4 * 8 + 4
+"""Of a batch: token, label, position and document in int64, and the loss mask in float32."""
+_LOG_PROBABILITY: Final = 4
+"""Bytes of the reference's, on the last stage."""
 
 
 def reference_cost(rank: PipelineStage, *, is_model: bool) -> CostChange:
@@ -20,7 +21,8 @@ def reference_cost(rank: PipelineStage, *, is_model: bool) -> CostChange:
         is_model: Whether it has weights of its own.
     """
     weights = rank.item_bytes * sum(parameter.numel for parameter in rank.parameters)
-    waiting = rank.num_microbatches * rank.tokens * _BYTES_OF_TOKEN
+    of_token = _BYTES_OF_TOKEN + (_LOG_PROBABILITY if rank.is_last else 0)
+    waiting = rank.num_microbatches * rank.tokens * of_token
     return CostChange(
         flops=rank.forward_flops,
         buffers={

@@ -20,6 +20,8 @@ VPP = {**PP, "parallel.virtual_pipeline_model_parallel_size": 2, "model.num_laye
 EP = {"parallel.expert_model_parallel_size": 2}
 EXPERTS = {**MOE, "model.moe_aux_loss_coeff": 0.0}
 TOKEN_BYTES = 8 + 8 + 4 + 8 + 8
+LOG_PROBABILITY_BYTES = 4
+"""Of a token on the last stage."""
 
 
 @pytest.fixture(scope="module")
@@ -65,10 +67,15 @@ def test_it_runs_the_forwards_of_the_policy(pairs: Mapping[str, Any], case: str)
         forwards = one.model_flops / 3  # a backward has twice as many
         assert both.flops - one.flops == pytest.approx(forwards, rel=1e-12)
         assert alone.flops == one.flops
-        waiting = one.rank.num_microbatches * one.rank.tokens * TOKEN_BYTES
-        assert buffers(both, one) == one.memory.weights + waiting
+        assert buffers(both, one) == one.memory.weights + waiting(one)
         assert buffers(alone, one) == 0
     assert len(plain) == prepared.layout.pp
+
+
+def waiting(one: RankCost) -> float:
+    """Bytes of the micro-batches of a step and of what the reference adds to them."""
+    of_token = TOKEN_BYTES + (LOG_PROBABILITY_BYTES if one.rank.is_last else 0)
+    return one.rank.num_microbatches * one.rank.tokens * of_token
 
 
 def buffers(one: RankCost, other: RankCost) -> float:
@@ -82,4 +89,4 @@ def test_a_base_has_no_weights_of_its_own(pairs: Mapping[str, Any]) -> None:
     _, (lora,) = planned(model, ("lora",))
     _, (base,) = planned({**model, **pairs, "plugins.dpo.reference": "base"}, ("lora",))
     assert base.flops - lora.flops == pytest.approx(plain.model_flops / 3, rel=1e-12)
-    assert buffers(base, lora) == base.rank.num_microbatches * base.rank.tokens * TOKEN_BYTES
+    assert buffers(base, lora) == waiting(base)
