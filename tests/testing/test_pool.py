@@ -95,10 +95,10 @@ def test_a_slow_start_is_reported_with_the_limit_and_what_to_do(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """The limit is the longer one of the start's own and the job's, which the pool multiplies."""
-    for own, factor, limit in ((0.0, 1.0, 0.01), (0.02, 1.0, 0.02), (0.0, 3.0, 0.03)):
+    for own, factor, limit in ((0.0, 1.0, 0.001), (0.002, 1.0, 0.002), (0.0, 3.0, 0.003)):
         monkeypatch.setattr(pool_module, "START_SECONDS", own)
         with GlooPool(limit_factor=factor) as pool, pytest.raises(PoolError) as caught:
-            pool.run(pool_jobs.process_id, 2, timeout=0.01)
+            pool.run(pool_jobs.process_id, 2, timeout=0.001)
         assert caught.value.kind == "Start"
         assert f"not ready {limit} s after its start" in caught.value.message
         assert "run less beside it, or raise the timeout" in caught.value.message
