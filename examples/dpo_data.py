@@ -1,4 +1,4 @@
-"""Pairs from real code, by rule: the chosen ending stood there, the rejected one is it reordered.
+"""Pairs from real code, by rule: the real ending is chosen, its words in another order rejected.
 
 A passage is the beginning of a function of Python's standard library. The prompt is its first
 ``PROMPT`` characters, the chosen answer its next ``ENDING`` ones, and the rejected answer the same

@@ -1,4 +1,4 @@
-"""Two answers to one prompt as labelled token ids, and which of them cannot be used. No torch."""
+"""Label the two answers to a prompt, and check that the pair can be used. No torch."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A run that resumes in another layout has what was saved, to the bit, and goes on as without it.
+"""A run that resumes in another layout has loaded what was saved, bitwise, and trains on alike.
 
 Every memory and optimizer feature, and a run with none, in each of eleven pairs of layouts, in
 which every axis is left and entered. The first run takes four steps and saves after two; the second

@@ -44,8 +44,8 @@ def test_the_committed_result_is_of_all_cases_and_passes() -> None:
     assert is_full(reshard.CAMPAIGN, RESULT)
     assert RESULT["counts"] == {PASSED: RESULT["cases"]}
     assert {*FEATURES} == {*reshard.subjects()}
-    told = FIGURES["compared"] + FIGURES["of an idle feature"] + sum(FIGURES["refused"].values())
-    assert told == RESULT["cases"]
+    counted = FIGURES["compared"] + FIGURES["of an idle feature"] + sum(FIGURES["refused"].values())
+    assert counted == RESULT["cases"]
 
 
 def test_every_feature_was_compared_in_every_precision_but_these() -> None:

@@ -1,4 +1,4 @@
-"""The check of examples/dpo.sh tells runs that learnt preferences from runs that did not."""
+"""The check of examples/dpo.sh accepts runs that learnt preferences, and no others."""
 
 from __future__ import annotations
 

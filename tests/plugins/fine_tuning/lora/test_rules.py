@@ -68,15 +68,15 @@ def test_sound_options_raise_no_problem(tmp_path: Path) -> None:
     assert problems({}, family="mixtral", num_moe_experts=4) == []
     sparse = {"num_moe_experts": 4, "num_layers": 2}
     for frequency in (2, [1, 0], [0, 1]):
-        told = problems({"target_modules": ("linear_fc1",)}, moe_layer_freq=frequency, **sparse)
-        assert told == []
+        found = problems({"target_modules": ("linear_fc1",)}, moe_layer_freq=frequency, **sparse)
+        assert found == []
 
 
 def test_unknown_targets_are_named_with_the_known_ones() -> None:
-    told = problems({"target_modules": ("q_proj", "linear_qkv", "linear_fc3")})
-    assert len(told) == 2
-    assert "names 'q_proj'; expected some of all-linear, linear_qkv, linear_q," in told[0]
-    assert "names 'linear_fc3'" in told[1]
+    found = problems({"target_modules": ("q_proj", "linear_qkv", "linear_fc3")})
+    assert len(found) == 2
+    assert "names 'q_proj'; expected some of all-linear, linear_qkv, linear_q," in found[0]
+    assert "names 'linear_fc3'" in found[1]
     assert "is empty" in problems({"target_modules": ()})[0]
     ungated = problems({"target_modules": ("linear_fc1_gate",)}, gated_linear_unit=False)
     assert "names 'linear_fc1_gate'" in ungated[0]
@@ -88,21 +88,21 @@ LATENT = {"family": "deepseek_v2", "multi_latent_attention": True, "q_lora_rank"
 def test_targets_are_linears_of_the_models_attention() -> None:
     for name in ("linear_q_down_proj", "linear_q_up_proj", "linear_kv_down_proj"):
         assert problems({"target_modules": (name,)}, **LATENT) == []
-        (told,) = problems({"target_modules": (name,)})
-        assert f"names '{name}'; expected some of all-linear, linear_qkv, linear_q," in told
-    (told,) = problems({"target_modules": ("linear_qkv",)}, **LATENT)
-    assert "expected some of all-linear, linear_q_down_proj, linear_q_up_proj, linear_kv_d" in told
+        (found,) = problems({"target_modules": (name,)})
+        assert f"names '{name}'; expected some of all-linear, linear_qkv, linear_q," in found
+    (found,) = problems({"target_modules": ("linear_qkv",)}, **LATENT)
+    assert "expected some of all-linear, linear_q_down_proj, linear_q_up_proj, linear_kv_d" in found
     plain = {**LATENT, "q_lora_rank": None}
     assert problems({"target_modules": ("linear_q_proj", "linear_kv_up_proj")}, **plain) == []
-    (told,) = problems({"target_modules": ("linear_q_up_proj",)}, **plain)
-    assert "expected some of all-linear, linear_q_proj, linear_kv_down_proj," in told
+    (found,) = problems({"target_modules": ("linear_q_up_proj",)}, **plain)
+    assert "expected some of all-linear, linear_q_proj, linear_kv_down_proj," in found
 
 
 def test_experts_take_no_adapter() -> None:
-    told = problems({"target_modules": ("linear_fc1", "linear_qkv")}, num_moe_experts=4)
-    assert len(told) == 1
-    assert "every layer has experts (model.num_moe_experts=4, model.moe_layer_freq=1)" in told[0]
-    assert "name some of linear_qkv, linear_proj, or all-linear" in told[0]
+    found = problems({"target_modules": ("linear_fc1", "linear_qkv")}, num_moe_experts=4)
+    assert len(found) == 1
+    assert "every layer has experts (model.num_moe_experts=4, model.moe_layer_freq=1)" in found[0]
+    assert "name some of linear_qkv, linear_proj, or all-linear" in found[0]
 
 
 @pytest.mark.parametrize(
@@ -112,22 +112,22 @@ def test_a_pattern_of_expert_layers_alone_is_refused(
     layers: int, frequency: Any, named: str
 ) -> None:
     """No layer's MLP has a linear that the target could match."""
-    (told,) = problems(
+    (found,) = problems(
         {"target_modules": ("linear_fc2",)},
         num_layers=layers,
         num_moe_experts=4,
         moe_layer_freq=frequency,
     )
-    assert "names 'linear_fc2', but every layer has experts" in told
-    assert f"model.moe_layer_freq={named}" in told
+    assert "names 'linear_fc2', but every layer has experts" in found
+    assert f"model.moe_layer_freq={named}" in found
 
 
 def test_a_family_that_peft_names_are_not_known_of_is_not_exported() -> None:
-    (told,) = problems({"export": True}, family="gpt2")
-    assert "known for llama, mixtral, deepseek_v2, deepseek_v3, minicpm3, not for gpt2" in told
+    (found,) = problems({"export": True}, family="gpt2")
+    assert "known for llama, mixtral, deepseek_v2, deepseek_v3, minicpm3, not for gpt2" in found
     assert problems({}, family="gpt2") == []
-    told = problems({"load": "x"}, family="gpt2")
-    assert "not for gpt2" in told[0]
+    found = problems({"load": "x"}, family="gpt2")
+    assert "not for gpt2" in found[0]
 
 
 @pytest.mark.parametrize(
@@ -160,8 +160,8 @@ def test_a_family_that_peft_names_are_not_known_of_is_not_exported() -> None:
 def test_an_adapter_of_another_kind_is_refused(
     tmp_path: Path, config: dict[str, Any], expected: str
 ) -> None:
-    (told,) = problems({"load": write_header(tmp_path, **config)})
-    assert expected in told
+    (found,) = problems({"load": write_header(tmp_path, **config)})
+    assert expected in found
 
 
 @pytest.mark.parametrize(("shared", "gate"), [(None, "gate_proj"), (40, "mlp.gate_proj")])
@@ -182,15 +182,15 @@ def test_patterns_that_match_a_stored_adapter_raise_no_problem(tmp_path: Path) -
         "alpha_pattern": {"linear_fc1": 3.0, "linear_fc2": 3.0},
     }
     assert problems(options) == []
-    (told,) = problems({**options, "rank_pattern": {"linear_qkv": 2, "linear_v": 4}})
+    (found,) = problems({**options, "rank_pattern": {"linear_qkv": 2, "linear_v": 4}})
     wanted = "{linear_q = 2, linear_k = 2, linear_v = 2}"
-    assert f"set plugins.lora.rank=8 and plugins.lora.rank_pattern={wanted}" in told
+    assert f"set plugins.lora.rank=8 and plugins.lora.rank_pattern={wanted}" in found
 
 
 def test_a_stored_rank_by_layer_is_refused(tmp_path: Path) -> None:
     folder = write_header(tmp_path, num_layers=2, rank_pattern={"layers.1.self_attn.q_proj": 2})
-    (told,) = problems({"load": folder}, num_layers=2)
-    assert "has several ranks for a linear, by layer: {'linear_q': [2, 8]}" in told
+    (found,) = problems({"load": folder}, num_layers=2)
+    assert "has several ranks for a linear, by layer: {'linear_q': [2, 8]}" in found
 
 
 @pytest.mark.parametrize(
@@ -209,8 +209,8 @@ def test_a_stored_rank_by_layer_is_refused(tmp_path: Path) -> None:
 def test_a_pattern_of_what_has_no_adapter_is_refused(
     options: dict[str, Any], expected: str
 ) -> None:
-    (told,) = problems(options)
-    assert expected in told
+    (found,) = problems(options)
+    assert expected in found
 
 
 @pytest.mark.parametrize(
@@ -240,8 +240,8 @@ def test_settings_that_are_null_change_nothing(tmp_path: Path) -> None:
 
 def test_an_adapter_of_other_parts_says_which_to_target(tmp_path: Path) -> None:
     folder = write_header(tmp_path, ("self_attn.q_proj", "self_attn.v_proj"))
-    (told,) = problems({"load": folder})
-    assert "set plugins.lora.target_modules=linear_q,linear_v" in told
+    (found,) = problems({"load": folder})
+    assert "set plugins.lora.target_modules=linear_q,linear_v" in found
     assert problems({"load": folder, "target_modules": ("linear_q", "linear_v")}) == []
     foreign = write_header(tmp_path / "foreign", (*MODULES, "mlp.gate"))
     assert "holds tensors that this model does not have" in problems({"load": foreign})[0]
@@ -266,8 +266,8 @@ def test_an_adapter_that_its_own_run_would_overwrite_is_refused(tmp_path: Path) 
     load = write_header(tmp_path / "run" / "adapter")
     (tmp_path / "link").symlink_to(tmp_path / "run")
     for output_dir in (tmp_path / "run", tmp_path / "link"):
-        (told,) = problems({"load": load}, output_dir=str(output_dir))
-        assert "plugins.lora.export" in told
-        assert f"would overwrite plugins.lora.load ({load}/adapter_model.safetensors)" in told
+        (found,) = problems({"load": load}, output_dir=str(output_dir))
+        assert "plugins.lora.export" in found
+        assert f"would overwrite plugins.lora.load ({load}/adapter_model.safetensors)" in found
         assert problems({"load": load, "export": False}, output_dir=str(output_dir)) == []
     assert problems({"load": load}, output_dir=str(tmp_path / "other")) == []
