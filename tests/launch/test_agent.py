@@ -12,7 +12,7 @@ import pickle
 import signal
 import socket
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -292,7 +292,8 @@ def test_a_run_listens_on_one_address_only(folder: Path, over: str) -> None:
     wait_for(folder, "rank0.pid", "rank1.pid")
     listening = [address for process in processes for address in listeners(process.pid)]
     others = {"127.0.0.2", *own_addresses()} - {host}
-    refused = [is_refused(address, port) for address in others for _, port in listening]
+    endpoints = {(address, port) for address in others for _, port in listening}
+    refused = [is_refused(*endpoint) for endpoint in endpoints - strangers(processes)]
     for process in processes:
         process.send_signal(signal.SIGINT)
     assert [finish(process)[0] for process in processes] == [130] * len(processes)
@@ -304,13 +305,27 @@ def test_a_run_listens_on_one_address_only(folder: Path, over: str) -> None:
 
 def listeners(pid: int) -> list[tuple[str, int]]:
     """Address and port of each listening TCP socket of a process and its children."""
-    root = psutil.Process(pid)
     return [
         (connection.laddr.ip, connection.laddr.port)
-        for process in (root, *root.children(recursive=True))
+        for process in family(pid)
         for connection in process.net_connections(kind="tcp")
         if connection.status == psutil.CONN_LISTEN
     ]
+
+
+def family(pid: int) -> list[psutil.Process]:
+    root = psutil.Process(pid)
+    return [root, *root.children(recursive=True)]
+
+
+def strangers(processes: Sequence[Forked]) -> set[tuple[str, int]]:
+    """Where processes of other tests listen: a port is free on each address of its own."""
+    ours = {one.pid for process in processes for one in family(process.pid)}
+    return {
+        (connection.laddr.ip, connection.laddr.port)
+        for connection in psutil.net_connections(kind="tcp")
+        if connection.status == psutil.CONN_LISTEN and connection.pid not in ours
+    }
 
 
 def outside_address() -> str:
