@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import random
 from importlib.metadata import entry_points
-from typing import Final
+from typing import Any, Final
 
 import attrs
 import pytest
@@ -26,11 +26,24 @@ CHANGE_NO_BYTES: Final = {"comm-buffer-auto", "memory-fragmentation"}
 """On a CPU, which has neither buffers of communicators nor pools."""
 
 
-def compared() -> list[str]:
-    """Return the plugins of memory, the optimizers, and the plugin of communicators' buffers."""
+def layouts_of(name: str) -> list[Case]:
+    return [case for case in CASES if name in case.plugins and case.model in MODELS]
+
+
+def compared() -> list[Any]:
+    """Return the plugins of memory, the optimizers, and the plugin of communicators' buffers; each
+    needs those that are beside it in its layouts."""
     found = entry_points(group="ascend_run.plugins")
     names = {one.name for one in found if one.value.startswith(GROUPS)}
-    return sorted(names | CHANGE_NO_BYTES)
+    return [
+        pytest.param(
+            name,
+            marks=pytest.mark.needs_plugins(
+                *{p for case in layouts_of(name) for p in case.plugins}
+            ),
+        )
+        for name in sorted(names | CHANGE_NO_BYTES)
+    ]
 
 
 def without(case: Case, name: str) -> Case:
@@ -43,7 +56,7 @@ def without(case: Case, name: str) -> Case:
 @pytest.mark.parametrize("name", compared())
 def test_each_plugin_of_memory_has_work_in_a_layout(name: str) -> None:
     """Its estimate differs from that without it, unless there is nothing that it could change."""
-    cases = [case for case in CASES if name in case.plugins and case.model in MODELS]
+    cases = layouts_of(name)
     assert cases, f"{name}: no layout in benchmarks/memory_plugins.py"
     acts = []
     for case in cases:

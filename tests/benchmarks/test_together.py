@@ -48,6 +48,7 @@ def test_the_committed_result_has_a_record_of_every_case() -> None:
     assert result_path(together.CAMPAIGN.name).stat().st_size < 200_000
 
 
+@pytest.mark.needs_plugins(*FEATURES)
 def test_every_feature_has_a_record() -> None:
     assert [*features()] == FEATURES
 
