@@ -31,6 +31,7 @@ from benchmarks.campaigns.seeded_bugs.mutation import mutated
 RESULT = read_result(reshard.CAMPAIGN.name)
 FIGURES = RESULT["figures"]
 FEATURES = FIGURES["cases of each feature"]
+needs_every_feature = pytest.mark.needs_plugins(*(n for n in FEATURES if n != reshard.NONE))
 
 
 @functools.cache
@@ -39,7 +40,7 @@ def cases() -> list[str]:
     return [*reshard.cases(reshard.CAMPAIGN.seed)]
 
 
-@pytest.mark.needs_plugins(*(name for name in FEATURES if name != reshard.NONE))
+@needs_every_feature
 def test_the_committed_result_is_of_all_cases_and_passes() -> None:
     assert is_full(reshard.CAMPAIGN, RESULT)
     assert RESULT["counts"] == {PASSED: RESULT["cases"]}
@@ -75,6 +76,7 @@ EVERY: Final = {
 }
 
 
+@needs_every_feature
 def test_every_axis_is_left_and_entered_by_every_feature_but_these() -> None:
     outcomes = {
         name: group["outcome"] for group in RESULT["records"] for name in group["cases"].split()
