@@ -30,8 +30,6 @@ class PackedSample:
     """[length] From 0 in each document; padding continues those of the last one."""
     documents: NDArray[np.int64]
     """[length] Index of the document in this sample, from 0; padding has that of the last one."""
-    document_ends: tuple[int, ...]
-    """Position after each document; the last one is the length, as padding belongs to it."""
 
 
 class PackedSamples:
@@ -86,7 +84,7 @@ class PackedSamples:
         loss_mask = np.zeros(self._length, np.float32)
         position_ids = np.arange(self._length)
         documents = np.zeros(self._length, np.int64)
-        begin, ends = 0, []
+        begin = 0
         for number, index in enumerate(held):
             ids, trained = self._encoded[index]
             end = begin + len(ids) - 1
@@ -94,7 +92,6 @@ class PackedSamples:
             loss_mask[begin:end] = trained[1:]
             position_ids[begin:] = np.arange(self._length - begin)
             documents[begin:] = number
-            ends.append(end)
             begin = end
         return PackedSample(
             tokens=tokens,
@@ -102,7 +99,6 @@ class PackedSamples:
             loss_mask=loss_mask,
             position_ids=position_ids,
             documents=documents,
-            document_ends=(*ends[:-1], self._length),
         )
 
     def _order(self, epoch: int) -> NDArray[Any]:

@@ -21,6 +21,8 @@ from .omissions import Omissions
 from .preferences import SIDES, Pair, are_equal, checked, has_labels, label_pairs
 from .reading import SampleReader
 from .sample_files import read_field, read_labelled, read_sample_record
+from .samples import Preference
+from .task_samples import SampleEncoding
 
 _FORMAT: Final = 1
 
@@ -57,6 +59,18 @@ class PairLimit:
             omissions.add(SAME_WHEN_TRUNCATED, source)
             return None
         return chosen, rejected
+
+
+def pair_encoding(max_positions: int, too_long: str) -> SampleEncoding[PairLimit]:
+    """Return how pairs become documents; the arguments are those of ``PairLimit``."""
+    return SampleEncoding(
+        kind=Preference,
+        name="pairs",
+        group=2,
+        limit=PairLimit(max_positions=max_positions, too_long=too_long),
+        of_files=encoded_pairs,
+        of_dataset=encoded_pair_dataset,
+    )
 
 
 def encoded_pairs(

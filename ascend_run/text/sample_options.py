@@ -30,6 +30,11 @@ def iso_date(instance: object, attribute: attrs.Attribute[Any], value: str | Non
 class SampleOptions:
     """Options of every task whose samples are rendered by a chat template."""
 
+    handler: str
+    """Data handler that reads the files."""
+    packing: bool
+    """Pack as many samples as fit into each row, without attention between them; otherwise a row is
+    one sample."""
     template: str | None = None
     """Chat template: a named one such as ``chatml``, or the path of a ``.jinja`` file; default: the
     template in the tokenizer's folder."""
@@ -46,14 +51,14 @@ class SampleOptions:
     """Date passed to chat templates that request today's date, so that the run does not depend on
     when it starts."""
 
-    def sources(self, task: str, kind: type[Sample], handler: str) -> TaskSources:
+    def sources(self, task: str, kind: type[Sample]) -> TaskSources:
         """Return what reads the task's samples."""
         from .task_sources import TaskSources
 
         return TaskSources(
             task=task,
             kind=kind,
-            handler=handler,
+            handler=self.handler,
             map_keys=self.map_keys,
             template=self.template,
             date=self.date,
@@ -76,3 +81,15 @@ class PairOptions(SampleOptions):
     packing: bool = True
     """Pack as many pairs as fit into each sample, without attention between answers; otherwise a
     sample is one pair."""
+
+
+@attrs.frozen(kw_only=True)
+class PreferenceOptions(PairOptions):
+    """Options of every loss that prefers the chosen answer of a pair."""
+
+    label_smoothing: float = attrs.field(
+        default=0.0, validator=[attrs.validators.ge(0.0), attrs.validators.le(0.5)]
+    )
+    """Assumed share of pairs whose answers are swapped, for losses that are log-sigmoids."""
+    sft_weight: float = attrs.field(default=0.0, validator=attrs.validators.ge(0.0))
+    """Weight of the mean loss of the chosen answer's tokens, which is added to each pair."""

@@ -10,10 +10,10 @@ class Claim(enum.StrEnum):
 
     Implementing a provider hook implies its claim (see the hook's specification), which must not be
     repeated in the manifest. Claims without a provider hook are declared in the manifest:
-    ``dataset`` for tasks whose samples are not Megatron token files, and ``token-dispatcher``,
-    ``linear-comm``, ``parameter-storage``, ``adapter``, ``schedule`` and ``checkpoint-store`` for
-    plugins that own such a part through a wrapper hook. Two enabled plugins with the same claim
-    are an error.
+    ``dataset`` for tasks whose samples are not Megatron token files, and ``documents``,
+    ``token-dispatcher``, ``linear-comm``, ``parameter-storage``, ``adapter``, ``schedule`` and
+    ``checkpoint-store`` for plugins that own such a part through a wrapper hook. Two enabled
+    plugins with the same claim are an error.
     """
 
     ATTENTION_KERNEL = "attention-kernel"  #: Attention on one device.
@@ -30,6 +30,7 @@ class Claim(enum.StrEnum):
     SCHEDULE = "schedule"  #: First: ``dualpipev``.
     CHECKPOINT_STORE = "checkpoint-store"  #: First: ``async-save``.
     DATASET = "dataset"  #: The source of the samples.
+    DOCUMENTS = "documents"  #: Where the documents of a row end.
     TASK = "task"  #: What is trained.
     MODEL_FAMILY = "model-family"  #: Keys and tensors of a model.
     PLATFORM = "platform"  #: The device.

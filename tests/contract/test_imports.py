@@ -63,6 +63,7 @@ _FLOORS = (
     *("types", "plugin_api", "families", "ops", "text", "registry", "core", "prepare", "launch"),
     *("testing", "testing/oracle", "tools", "entrypoints", "reference", "plugins"),
     *("plugins/platforms", "plugins/platforms/cpu", "plugins/experts", "plugins/experts/gmm"),
+    *("plugins/tasks", "plugins/tasks/dpo", "plugins/tasks/shared"),
 )
 _MAY_IMPORT = {
     "types": "",
@@ -91,6 +92,7 @@ _PLANTED = [
     ("plugins/experts/gmm/deep.py", "import ascend_run.tools", _OWN),
     ("plugins/experts/gmm/__init__.py", "import ascend_run.plugins.platforms.cpu", "never imports"),
     ("plugins/experts/gmm/__init__.py", "import ascend_run.plugins.platforms", "shares nothing"),
+    ("plugins/tasks/shared/__init__.py", "import ascend_run.plugins.tasks.dpo", "never imports"),
     ("core/__init__.py", "import ascend_run.registry", _ONE_WAY),
     ("core/__init__.py", "import ascend_run.tools", _ONE_WAY),
     ("core/__init__.py", "import ascend_run.testing", _ONE_WAY),

@@ -6,7 +6,7 @@ from __future__ import annotations
 import ast
 import functools
 import inspect
-from collections.abc import Iterator
+from collections.abc import Callable, Collection, Iterator
 from pathlib import Path
 from typing import Any, Final
 
@@ -97,18 +97,64 @@ def options_of_plugins() -> Iterator[Any]:
             yield pytest.param(plugin, id=name)
 
 
+def definitions(path: Path, kind: type[ast.AST] | tuple[type[ast.AST], ...]) -> Iterator[Any]:
+    return (node for node in ast.walk(tree(path)) if isinstance(node, kind))
+
+
+def read_in(node: ast.AST, is_base: Callable[[str], bool]) -> set[str]:
+    """Attributes that a part of a file reads of what these names stand for."""
+    return {
+        found.attr
+        for found in ast.walk(node)
+        if isinstance(found, ast.Attribute)
+        and isinstance(found.ctx, ast.Load)
+        and is_base(ast.unparse(found.value))
+    }
+
+
+def read_by_class(of_class: type, is_base: Callable[[str], bool]) -> set[str]:
+    path = Path(inspect.getfile(of_class))
+    named = (node for node in definitions(path, ast.ClassDef) if node.name == of_class.__name__)
+    return {name for node in named for name in read_in(node, is_base)}
+
+
+def read_of_arguments(path: Path, classes: Collection[str]) -> set[str]:
+    """Attributes that functions read of arguments that have one of these classes."""
+    read: set[str] = set()
+    for node in definitions(path, ast.FunctionDef):
+        arguments = {
+            each.arg
+            for each in (*node.args.args, *node.args.kwonlyargs)
+            if each.annotation is not None and ast.unparse(each.annotation) in classes
+        }
+        read |= read_in(node, arguments.__contains__)
+    return read
+
+
+def options_read(plugin: Any) -> set[str]:
+    """Options that are read by a module beside the plugin, of what is named as options are; by a
+    class that it inherits from, likewise; by its options themselves; or elsewhere by a function
+    with an argument of the class that defines them."""
+    folder = Path(inspect.getfile(plugin)).parent
+    ours = [c for c in plugin.__mro__ if c.__module__.startswith("ascend_run.")]
+    defining = [c for c in plugin.config_class.__mro__ if attrs.has(c)]
+    read = {name for path in folder.rglob("*.py") for name in read_in(tree(path), is_options)}
+    read = read.union(*(read_by_class(each, is_options) for each in ours))
+    read = read.union(*(read_by_class(each, "self".__eq__) for each in defining))
+    shared = {path for room in ("text", "ops") for path in (PACKAGE / room).rglob("*.py")}
+    shared |= {*folder.parent.glob("*.py"), *(folder.parent / "shared").glob("*.py")}
+    names = {each.__name__ for each in defining}
+    return read.union(*(read_of_arguments(path, names) for path in shared))
+
+
 @pytest.mark.parametrize("plugin", [*options_of_plugins()])
 def test_each_option_of_a_plugin_is_read(plugin: Any) -> None:
-    """By a module beside the plugin, or beside a class that it inherits options from, or by the
-    module of its group: from an object that is named as options are, or from ``self`` where the
-    options are defined."""
-    own = {inspect.getfile(c) for c in plugin.config_class.__mro__ if attrs.has(c)}
-    folders = {Path(file).parent for file in {inspect.getfile(plugin), *own}}
-    group = Path(inspect.getfile(plugin)).parents[1] / "__init__.py"
-    read = {
-        attribute
-        for path in {group, *(path for folder in folders for path in folder.rglob("*.py"))}
-        for base, attribute in attributes_read(path)
-        if is_options(base) or (base == "self" and str(path) in own)
-    }
-    assert {attribute.name for attribute in attrs.fields(plugin.config_class)} - read == set()
+    options = {attribute.name for attribute in attrs.fields(plugin.config_class)}
+    assert options - options_read(plugin) == set()
+
+
+def test_an_option_that_only_another_task_reads_is_found() -> None:
+    """``too_long`` and ``beta`` of pairs are read, but not for a task with other options."""
+    from ascend_run.plugins.tasks.pretrain import Pretrain
+
+    assert {"too_long", "packing", "beta", "sft_weight"} & options_read(Pretrain) == set()

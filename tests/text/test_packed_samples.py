@@ -58,7 +58,6 @@ def test_a_row_holds_its_documents_one_after_another_then_padding() -> None:
     assert row.loss_mask.tolist() == [1, 1, 0, 1, 1, 0, 1, 1, 1, 1, 0, 0]
     assert row.position_ids.tolist() == [0, 1, 0, 1, 2, 0, 1, 2, 3, 0, 1, 2]
     assert row.documents.tolist() == [0, 0, 1, 1, 1, 2, 2, 2, 2, 3, 3, 3]
-    assert row.document_ends == (2, 5, 9, 12)
     assert {name: str(getattr(row, name).dtype) for name in ("tokens", "loss_mask")} == {
         "tokens": "int64",
         "loss_mask": "float32",
@@ -70,7 +69,8 @@ def test_a_group_that_is_not_packed_is_a_sample() -> None:
         encoded((3, 4, 5, 2)), length=12, pad_id=7, num_samples=4, seed=None, group=2
     )
     assert samples.packs == [[0, 1], [2, 3]]
-    assert [samples[index].document_ends for index in range(4)] == [(2, 12), (4, 12)] * 2
+    documents = [[0, 0, *[1] * 10], [*[0] * 4, *[1] * 8]] * 2
+    assert [samples[index].documents.tolist() for index in range(4)] == documents
     assert samples[3].tokens.tolist() == [200, 201, 202, 203, 300, *[7] * 7]
 
 

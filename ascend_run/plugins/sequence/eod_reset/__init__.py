@@ -9,6 +9,7 @@ import attrs
 from ascend_run.plugin_api import (
     AttentionFeatures,
     BatchIterator,
+    Claim,
     CostChange,
     Layout,
     LegacyFlag,
@@ -61,11 +62,7 @@ class EodReset:
         summary="mask attention between documents that share a sequence",
         small_model_settings={"eod_token_id": 1},
         numerics=Numerics.MODEL,
-        conflicts={
-            "dpo": "its samples are pairs of answers, which it separates itself",
-            "sft": "its samples are conversations; plugins.sft.packing=true separates those",
-            "simpo": "its samples are pairs of answers, which it separates itself",
-        },
+        claims=(Claim.DOCUMENTS,),
         platforms={
             "cpu": Support.REAL,
             "cuda": Support.REAL,

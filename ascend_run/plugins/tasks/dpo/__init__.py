@@ -24,8 +24,13 @@ from ascend_run.plugin_api import (
     Support,
     hookimpl,
 )
-from ascend_run.plugins.tasks import pair_panels, pair_problems
-from ascend_run.text.sample_options import PairOptions
+from ascend_run.plugins.tasks.shared.pairs import (
+    PairTaskPlugin,
+    pair_panels,
+    pair_problems,
+    smoothing_problems,
+)
+from ascend_run.text.sample_options import PreferenceOptions
 
 if TYPE_CHECKING:
     from ascend_run.plugin_api import contracts as c
@@ -35,7 +40,7 @@ LOSS_TYPES = ("sigmoid", "robust", "hinge", "ipo")
 
 
 @attrs.frozen(kw_only=True)
-class DpoConfig(PairOptions):
+class DpoConfig(PreferenceOptions):
     """Options, set by ``plugins.dpo.<field>=<value>``."""
 
     beta: float = attrs.field(default=0.1, validator=attrs.validators.gt(0.0))
@@ -43,12 +48,6 @@ class DpoConfig(PairOptions):
     the reference."""
     loss: str = attrs.field(default="sigmoid", validator=attrs.validators.in_(LOSS_TYPES))
     """``sigmoid``; ``robust``, against pairs with swapped answers; ``hinge``; ``ipo``."""
-    label_smoothing: float = attrs.field(
-        default=0.0, validator=[attrs.validators.ge(0.0), attrs.validators.le(0.5)]
-    )
-    """Assumed share of pairs whose answers are swapped, for ``sigmoid`` and ``robust``."""
-    sft_weight: float = attrs.field(default=0.0, validator=attrs.validators.ge(0.0))
-    """Weight of the mean loss of the chosen answer's tokens, which is added to each pair."""
     reference: str | None = None
     """Hugging Face folder of the reference's weights; ``base``: the policy without its adapters,
     which needs no second model; default: those of ``model.hf_path``, else the initial ones."""
@@ -56,7 +55,7 @@ class DpoConfig(PairOptions):
     """Compare with a reference to which all answers are equally probable; none is loaded."""
 
 
-class Dpo:
+class Dpo(PairTaskPlugin):
     """Train on the mean over pairs of a loss of log-ratios between policy and frozen reference.
 
     A pair is two documents of a packed row, the prompt with each answer; tokens do not attend to
@@ -69,7 +68,7 @@ class Dpo:
         name="dpo",
         summary="direct preference optimization: train on pairs of a chosen and a rejected answer",
         # Its samples come from its own files, so no other plugin may provide the dataset.
-        claims=(Claim.DATASET,),
+        claims=(Claim.DATASET, Claim.DOCUMENTS),
         attention_needs=AttentionFeatures(documents=True),
         numerics=Numerics.MODEL,
         platforms={
@@ -127,25 +126,14 @@ class Dpo:
         return DpoTask(self.config)
 
     @hookimpl
-    def ascend_batch(self) -> c.Wrapper[c.BatchIterator]:
-        from ascend_run.plugins.tasks import separate_documents
-
-        return separate_documents
-
-    @hookimpl
     def ascend_report(self) -> Sequence[ReportPanel]:
         return pair_panels("Log-probabilities of answers")
 
 
 def _option_problems(config: RunConfig, options: DpoConfig) -> Iterator[str]:
     """Yield the problems of the options, before any file is opened."""
-    smoothing = options.label_smoothing
-    if smoothing and options.loss not in ("sigmoid", "robust"):
-        yield (
-            f"dpo: plugins.dpo.label_smoothing={smoothing} has no meaning with plugins.dpo.loss="
-            f"{options.loss}; leave it out, or use sigmoid or robust"
-        )
-    if smoothing == 0.5 and options.loss == "robust":
+    yield from smoothing_problems("dpo", options, options.loss, ("sigmoid", "robust"))
+    if options.label_smoothing == 0.5 and options.loss == "robust":
         yield (
             "dpo: plugins.dpo.label_smoothing=0.5 divides by 0 with plugins.dpo.loss=robust; use "
             "less than 0.5"

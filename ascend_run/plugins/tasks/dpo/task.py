@@ -9,13 +9,9 @@ from torch import Tensor, nn
 
 from ascend_run.ops.preference_loss import METRICS, Answers, preference_loss, preference_metrics
 from ascend_run.plugin_api import Batch, BatchField, Datasets, LossSum, RoleSpec, RunContext
-from ascend_run.plugins.tasks import (
-    PAIR_FIELDS,
-    pair_datasets,
-    pair_loss_sum,
-    sums_of_documents,
-    token_losses,
-)
+from ascend_run.plugins.tasks.shared.documents import sums_of_documents
+from ascend_run.plugins.tasks.shared.losses import token_losses
+from ascend_run.plugins.tasks.shared.pairs import PAIR_FIELDS, pair_datasets, pair_loss_sum
 
 from . import BASE
 
@@ -51,9 +47,7 @@ class DpoTask:
         Raises:
             DataError: A file, a row, the tokenizer or the template cannot be used.
         """
-        return pair_datasets(
-            "dpo", self.options, context, train_samples, valid_samples, self.batch_fields
-        )
+        return pair_datasets("dpo", self.options, context, train_samples, valid_samples)
 
     def reference_step(self, context: RunContext, model: nn.Module, batch: Batch) -> Tensor:
         """Return the hidden state; on the last pipeline stage, the log-probability of each trained

@@ -17,7 +17,7 @@ from ascend_run.plugin_api import (
     RoleSpec,
     RunContext,
 )
-from ascend_run.plugins.tasks import next_token_loss
+from ascend_run.plugins.tasks.shared.losses import next_token_loss
 
 from .sources import read_sources
 

@@ -21,7 +21,7 @@ from ascend_run.plugin_api import (
     Support,
     hookimpl,
 )
-from ascend_run.plugins.tasks import data_problems
+from ascend_run.plugins.tasks.shared.samples import data_problems
 from ascend_run.text.sample_options import SampleOptions
 
 if TYPE_CHECKING:
@@ -67,7 +67,7 @@ class Sft:
         name="sft",
         summary="fine-tune on conversations; the loss covers the assistant's turns",
         # Its samples come from its own files, so no other plugin may provide the dataset.
-        claims=(Claim.DATASET,),
+        claims=(Claim.DATASET, Claim.DOCUMENTS),
         numerics=Numerics.MODEL,
         # The plugin is device-independent; each level states what has run on that platform.
         platforms={
@@ -97,11 +97,10 @@ class Sft:
     def ascend_check(self, config: RunConfig) -> Sequence[str]:
         from ascend_run.text.samples import Conversation
 
-        sources = self.config.sources("sft", Conversation, self.config.handler)
         return [
             *data_problems("sft", config, "conversations"),
             *_option_problems(config, self.config),
-            *sources.problems(config),
+            *self.config.sources("sft", Conversation).problems(config),
         ]
 
     @hookimpl

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import attrs
@@ -19,8 +19,13 @@ from ascend_run.plugin_api import (
     Support,
     hookimpl,
 )
-from ascend_run.plugins.tasks import pair_panels, pair_problems
-from ascend_run.text.sample_options import PairOptions
+from ascend_run.plugins.tasks.shared.pairs import (
+    PairTaskPlugin,
+    pair_panels,
+    pair_problems,
+    smoothing_problems,
+)
+from ascend_run.text.sample_options import PreferenceOptions
 
 if TYPE_CHECKING:
     from ascend_run.plugin_api import contracts as c
@@ -29,7 +34,7 @@ LOSS_TYPES = ("sigmoid", "hinge", "ipo")
 
 
 @attrs.frozen(kw_only=True)
-class SimpoConfig(PairOptions):
+class SimpoConfig(PreferenceOptions):
     """Options, set by ``plugins.simpo.<field>=<value>``."""
 
     beta: float = attrs.field(default=2.5, validator=attrs.validators.gt(0.0))
@@ -38,15 +43,9 @@ class SimpoConfig(PairOptions):
     """Target margin between the mean log-probabilities: the paper's gamma by beta."""
     loss: str = attrs.field(default="sigmoid", validator=attrs.validators.in_(LOSS_TYPES))
     """``sigmoid``, ``hinge`` or ``ipo``, of the difference less the target margin."""
-    label_smoothing: float = attrs.field(
-        default=0.0, validator=[attrs.validators.ge(0.0), attrs.validators.le(0.5)]
-    )
-    """Assumed share of pairs whose answers are swapped, for ``sigmoid``."""
-    sft_weight: float = attrs.field(default=0.0, validator=attrs.validators.ge(0.0))
-    """Weight of the mean loss of the chosen answer's tokens, which is added to each pair."""
 
 
-class Simpo:
+class Simpo(PairTaskPlugin):
     """Train on the mean over pairs of a loss of mean log-probabilities; there is no reference.
 
     A pair is two documents of a packed row, as in ``dpo``.
@@ -57,7 +56,7 @@ class Simpo:
     manifest = Manifest(
         name="simpo",
         summary="simple preference optimization: pairs of answers, without a reference model",
-        claims=(Claim.DATASET,),
+        claims=(Claim.DATASET, Claim.DOCUMENTS),
         attention_needs=AttentionFeatures(documents=True),
         numerics=Numerics.MODEL,
         platforms={
@@ -92,7 +91,7 @@ class Simpo:
     @hookimpl
     def ascend_check(self, config: RunConfig) -> Sequence[str]:
         return [
-            *_option_problems(self.config),
+            *smoothing_problems("simpo", self.config, self.config.loss, ("sigmoid",)),
             *pair_problems("simpo", config, self.config),
         ]
 
@@ -103,20 +102,5 @@ class Simpo:
         return SimpoTask(self.config)
 
     @hookimpl
-    def ascend_batch(self) -> c.Wrapper[c.BatchIterator]:
-        from ascend_run.plugins.tasks import separate_documents
-
-        return separate_documents
-
-    @hookimpl
     def ascend_report(self) -> Sequence[ReportPanel]:
         return pair_panels("Mean log-probabilities of answers")
-
-
-def _option_problems(options: SimpoConfig) -> Iterator[str]:
-    smoothing = options.label_smoothing
-    if smoothing and options.loss != "sigmoid":
-        yield (
-            f"simpo: plugins.simpo.label_smoothing={smoothing} has no meaning with "
-            f"plugins.simpo.loss={options.loss}; leave it out, or use sigmoid"
-        )

@@ -9,13 +9,9 @@ from torch import Tensor, nn
 
 from ascend_run.ops.preference_loss import METRICS, Answers, preference_loss, preference_metrics
 from ascend_run.plugin_api import Batch, BatchField, Datasets, LossSum, RoleSpec, RunContext
-from ascend_run.plugins.tasks import (
-    PAIR_FIELDS,
-    pair_datasets,
-    pair_loss_sum,
-    sums_of_documents,
-    token_losses,
-)
+from ascend_run.plugins.tasks.shared.documents import sums_of_documents
+from ascend_run.plugins.tasks.shared.losses import token_losses
+from ascend_run.plugins.tasks.shared.pairs import PAIR_FIELDS, pair_datasets, pair_loss_sum
 
 if TYPE_CHECKING:
     from . import SimpoConfig
@@ -37,9 +33,7 @@ class SimpoTask:
         Raises:
             DataError: A file, a row, the tokenizer or the template cannot be used.
         """
-        return pair_datasets(
-            "simpo", self.options, context, train_samples, valid_samples, self.batch_fields
-        )
+        return pair_datasets("simpo", self.options, context, train_samples, valid_samples)
 
     def forward_step(self, context: RunContext, model: nn.Module, batch: Batch) -> Tensor | LossSum:
         """Return the hidden state; on the last pipeline stage, the sum of the losses of pairs, and

@@ -1,0 +1,163 @@
+"""What is alike in tasks that train on pairs of answers."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Mapping
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Final
+
+from ascend_run.plugin_api import (
+    BatchField,
+    Datasets,
+    LossSum,
+    ReportPanel,
+    RunConfig,
+    RunContext,
+    hookimpl,
+)
+
+from .samples import data_problems, packed_datasets
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from ascend_run.plugin_api import Batch
+    from ascend_run.plugin_api import contracts as c
+    from ascend_run.text.sample_options import PairOptions, PreferenceOptions
+
+
+PAIR_FIELDS: Final[Mapping[str, BatchField]] = MappingProxyType(
+    {
+        name: BatchField(axes=("batch", "sequence"))
+        for name in ("tokens", "labels", "loss_mask", "position_ids", "documents")
+    }
+)
+"""Fields of a batch of pairs: each is two documents of a row, chosen and rejected."""
+
+
+class PairTaskPlugin:
+    """A task whose batches are packed pairs."""
+
+    @hookimpl
+    def ascend_batch(self) -> c.Wrapper[c.BatchIterator]:
+        from .documents import separate_documents
+
+        return separate_documents
+
+
+def pair_problems(task: str, config: RunConfig, options: PairOptions) -> list[str]:
+    """Return everything that keeps a run from training on the pairs that it names."""
+    from ascend_run.text.samples import Preference
+
+    problems = []
+    if depths := config.model.mtp_num_layers:
+        problems.append(
+            f"{task}: model.mtp_num_layers={depths} predicts further tokens, for which pairs have "
+            "no loss; set it to 0"
+        )
+    problems += [
+        f"{task}: model.{name}={config.model[name]} is a sum over tokens, and the loss a mean over "
+        "pairs; set it to 0"
+        for name in _router_losses(config)
+        if config.model[name]
+    ]
+    if (scaling := config.model.rope_scaling_type) in ("dynamic", "longrope"):
+        problems.append(
+            f"{task}: model.rope_scaling_type={scaling} depends on the length of a row, and a row "
+            "holds several answers; use another one"
+        )
+    return [
+        *problems,
+        *data_problems(task, config, "pairs"),
+        *options.sources(task, Preference).problems(config),
+    ]
+
+
+def smoothing_problems(
+    task: str, options: PreferenceOptions, loss: str, smoothed: Collection[str]
+) -> Iterator[str]:
+    """Yield the problem of a smoothing that a loss does not have.
+
+    Args:
+        loss: That of the run.
+        smoothed: The losses that have one.
+    """
+    if (smoothing := options.label_smoothing) and loss not in smoothed:
+        yield (
+            f"{task}: plugins.{task}.label_smoothing={smoothing} has no meaning with "
+            f"plugins.{task}.loss={loss}; leave it out, or use {' or '.join(smoothed)}"
+        )
+
+
+def _router_losses(config: RunConfig) -> Iterator[str]:
+    """Yield the coefficients of the routers' losses that the model has."""
+    if config.model.num_moe_experts:
+        if config.model.moe_router_load_balancing_type in ("aux_loss", "seq_aux_loss"):
+            yield "moe_aux_loss_coeff"
+        yield "moe_z_loss_coeff"
+
+
+def pair_panels(log_probabilities: str) -> list[ReportPanel]:
+    """Return the charts of a task that trains on pairs.
+
+    Args:
+        log_probabilities: Title of the chart of ``logps``.
+    """
+    accuracy = "rewards/accuracies"
+    return [
+        ReportPanel(
+            title="Rewards of answers",
+            metrics=("rewards/chosen", "rewards/rejected", "rewards/margins"),
+        ),
+        ReportPanel(
+            title="Pairs whose chosen answer has the larger reward",
+            metrics=(accuracy, f"eval_{accuracy}"),
+            unit="share",
+        ),
+        ReportPanel(title=log_probabilities, metrics=("logps/chosen", "logps/rejected")),
+        ReportPanel(
+            title="Lengths of answers",
+            metrics=("lengths/chosen", "lengths/rejected"),
+            unit="tokens",
+        ),
+    ]
+
+
+def pair_datasets(
+    task: str, options: PairOptions, context: RunContext, train_samples: int, valid_samples: int
+) -> Datasets:
+    """Return the pairs that ``[data]`` names, epoch after epoch, as ``PAIR_FIELDS``.
+
+    Raises:
+        DataError: A file, a row, the tokenizer or the template cannot be used.
+    """
+    from ascend_run.text.pairs import pair_encoding
+
+    encoding = pair_encoding(context.config.data.seq_length, options.too_long)
+    return packed_datasets(
+        task, options, context, train_samples, valid_samples, encoding, PAIR_FIELDS
+    )
+
+
+def pair_loss_sum(
+    context: RunContext, batch: Batch, loss_P: Tensor, metrics: Mapping[str, Tensor]
+) -> LossSum:
+    """Return the sum over pairs of their losses and metrics, and their number.
+
+    Every rank that shares the sequence has the losses of all pairs, with the gradients of its own
+    tokens; the first one counts them.
+    """
+    import torch
+
+    loss = loss_P.sum()
+    count = torch.tensor(len(loss_P), device=loss.device)
+    sums = {name: value_P.detach().double().sum() for name, value_P in metrics.items()}
+    if context.groups.cp.rank():
+        loss, count = loss - loss.detach(), torch.zeros_like(count)
+        sums = {name: torch.zeros_like(value) for name, value in sums.items()}
+    return LossSum(
+        loss,
+        count,
+        tokens=batch.tensors["loss_mask"].sum(dtype=torch.int64),
+        metrics={name: (value, count) for name, value in sums.items()},
+    )
