@@ -21,7 +21,7 @@ from ascend_run.testing.runtime import RankOutcome, Shard, Trial
 from benchmarks.campaigns import bitwise
 from benchmarks.campaigns.campaign import PASSED, digest, is_full, read_result, result_path
 from benchmarks.campaigns.feature_sets import sets_of
-from benchmarks.campaigns.features import LAYOUTS, catalogue
+from benchmarks.campaigns.features import EXCHANGE, LAYOUTS, catalogue
 from benchmarks.campaigns.seeded_bugs.mutation import mutated
 from benchmarks.campaigns.set_cases import case_of, cases_of
 from benchmarks.campaigns.setting import Setting
@@ -57,7 +57,7 @@ def cases() -> list[dict[str, Any]]:
     return [json.loads(case) for case in bitwise.cases(bitwise.CAMPAIGN.seed)]
 
 
-@pytest.mark.needs_plugins(*FEATURES)
+@pytest.mark.needs_plugins(*FEATURES, EXCHANGE)  # of layouts that split the sequence
 def test_the_committed_result_is_of_all_cases_and_passes() -> None:
     assert is_full(bitwise.CAMPAIGN, RESULT)
     assert RESULT["counts"] == {PASSED: RESULT["cases"]}

@@ -16,7 +16,7 @@ from ascend_run.testing.models import trial_layout
 from ascend_run.testing.pool import GlooPool
 from ascend_run.types.layout import world_size
 from benchmarks.campaigns import resume, verify_clean_newer
-from benchmarks.campaigns.features import OPTIONS, config_of, features, numerics_of
+from benchmarks.campaigns.features import EXCHANGE, OPTIONS, config_of, features, numerics_of
 from benchmarks.campaigns.tiny_runs import data_folder, prepare
 from benchmarks.campaigns.watched_runs import readings, watched_run
 from tests.support.needed_plugins import names_of
@@ -27,8 +27,6 @@ LAYOUTS: Mapping[str, tuple[str, Mapping[str, int]]] = {
     "ep=2": ("moe", {"dp": 2, "ep": 2}),
     "cp=2": ("dense", {"cp": 2}),
 }
-EXCHANGE = ("ulysses",)
-"""Exchanges the sequence of ranks that share it."""
 OPTIONS_HERE = {**OPTIONS, "plugins.virtual-optimizer.folder": "."}
 """On the CPU its states go to files, which have no names and so need no folder of their own."""
 SAME: Mapping[Numerics, float] = {Numerics.BITWISE: 0.0, Numerics.ROUNDING: 1e-4}
@@ -82,10 +80,12 @@ COMPARED = [name for name in features() if numerics_of(name) in SAME and name !=
 
 
 @pytest.mark.exhaustive(by=lambda name, where: [name in ("recompute", "swap-attention"), where])
-@pytest.mark.parametrize("where", names_of(LAYOUTS, lambda run: EXCHANGE if "cp" in run[1] else ()))
+@pytest.mark.parametrize(
+    "where", names_of(LAYOUTS, lambda run: [EXCHANGE] if "cp" in run[1] else [])
+)
 @pytest.mark.parametrize("name", COMPARED)
 def test_a_feature_leaves_the_steps_as_they_are(steps: Steps, name: str, where: str) -> None:
-    exchange = EXCHANGE if where == "cp=2" else ()
+    exchange = (EXCHANGE,) if where == "cp=2" else ()
     beside = tuple(filter(None, [verify_clean_newer.BESIDE.get(name)]))
     settings = {**config_of((name,)), **resume.CONFIG.get(name, {}), "data.seq_length": 96}
     names = tuple(dict.fromkeys((name, *beside, *exchange)))
