@@ -72,17 +72,20 @@ def test_no_bit_changes_on_several_ranks(parity: Parity, layout: dict[str, int])
     assert all(more > 0 for more in more_operations(parity, found, **case, config=config))
 
 
-@pytest.mark.parametrize("layout", [{"tp": 2}, {"pp": 2}, {"pp": 2, "vpp": 2}], ids=str)
+@pytest.mark.parametrize(
+    "layout", [{"tp": 2}, {"pp": 2}, {"pp": 2, "vpp": 2}, {"dp": 2, "ep": 2}], ids=str
+)
 def test_swapped_parts_do_not_run_again(
     parity: Parity, tmp_path: Path, layout: dict[str, int]
 ) -> None:
     """They keep nothing, which is less than the input of a layer. A stage that receives its input
     holds it anyhow."""
     config = {"model.num_layers": 4} if "vpp" in layout else {}
+    case: dict[str, Any] = {"layout": layout, "model": "moe" if "ep" in layout else "dense"}
     name = "plugins.adaptive-recompute"
     options = {**budget(1e-4), f"{name}.folder": str(tmp_path), f"{name}.min_bytes": 1}
-    found = trained(parity, layout=layout, config=config, options=options)
-    plain = parity.outcomes(Case(plugins=(), layout=layout, config=config), steps=3)
+    found = trained(parity, **case, config=config, options=options)
+    plain = parity.outcomes(Case(plugins=(), **case, config=config), steps=3)
     (first, *_), (without, *_) = found, plain
     for name in ("silu", "mm", "addmm"):
         assert first.operations[name] == without.operations[name]

@@ -41,6 +41,7 @@ class Ran:
     tensors: list[torch.Tensor]  #: Weights, and the states of all generators.
     peak: int = 0  #: Of the last step.
     failures: list[int] = attrs.field(factory=list)  #: By step.
+    begun: list[int] = attrs.field(factory=list)  #: Bytes that there were before each try.
     chosen: dict[str, str] = attrs.field(factory=dict)
     expected: int = 0
     budget: int = 0
@@ -59,7 +60,7 @@ def ran(values: Mapping[str, Any], plugins: tuple[str, ...], limit: float, steps
             found.losses.append(run.step_with_events().loss)
             found.failures.append(memory.failures)
         finish(found, run)
-    found.peak = memory.peak
+    found.peak, found.begun = memory.peak, memory.begun
     found.logged = [dict(event) for event in events if event["event"].startswith(NAME)]
     return found
 
