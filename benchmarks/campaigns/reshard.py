@@ -1,14 +1,15 @@
 """A run that resumes in another layout has loaded what was saved, bitwise, and trains on alike.
 
 Every memory and optimizer feature, and a run with none, in each of eleven pairs of layouts, in
-which every axis is left and entered. The first run takes four steps and saves after two; the second
-one resumes from there in the other layout and takes the other two. All full tensors, counters and
-values that it has loaded are those of the first run after two steps, bitwise; random generators are
-those of a run that begins in the second layout. After four steps losses, gradient norms, weights
-and optimizer states are those of the uninterrupted run within a tolerance, but for experts in half
-precision, where tokens go to other experts. Of a feature that
-declares ``bitwise``, all of it is also compared with the two runs without it, bitwise. What is
-refused is listed with the reason. There is no dropout, since random numbers depend on the layout.
+which every axis is left and entered; features that have nothing to do in some of them, in more
+pairs. The first run takes four steps and saves after two; the second one resumes from there in the
+other layout and takes the other two. All full tensors, counters and values that it has loaded are
+those of the first run after two steps, bitwise; random generators are those of a run that begins in
+the second layout. After four steps losses, gradient norms, weights and optimizer states are those
+of the uninterrupted run within a tolerance, but for experts in half precision, where tokens go to
+other experts. Of a feature that declares ``bitwise``, all of it is also compared with the two runs
+without it, bitwise. What is refused is listed with the reason. There is no dropout, since random
+numbers depend on the layout.
 """
 
 from __future__ import annotations
@@ -60,6 +61,27 @@ PAIRS: Final = (
     ("moe", (EXPERT_TP, OVERLAPPED), ({"pp": 2, "vpp": 2}, REPLICATED)),
 )
 """Model; of both runs the layout, and whether data-parallel ranks share the optimizer's state."""
+_CP_EXPERTS: Final = {"cp": 2, "ep": 2}
+_IN_CHUNKS: Final = {"pp": 2, "vpp": 2}
+_CP_TO_CHUNKS: Final = ("moe", (_CP_EXPERTS, SHARDED), (_IN_CHUNKS, REPLICATED))
+_CHUNKS_TO_CP: Final = ("moe", (_IN_CHUNKS, REPLICATED), (_CP_EXPERTS, OVERLAPPED))
+_CHUNKS_TO_TP: Final = ("moe", (_IN_CHUNKS, REPLICATED), (EXPERT_TP, SHARDED))
+_TP_TO_CHUNKS: Final = ("moe", (EXPERT_TP, SHARDED), (_IN_CHUNKS, REPLICATED))
+MORE_PAIRS: Final[Mapping[str, Sequence[Any]]] = {
+    "moe-adaptive-recompute": (_CP_TO_CHUNKS, _CHUNKS_TO_CP),
+    "moe-zero-memory": (_CP_TO_CHUNKS, _CHUNKS_TO_CP),
+    "recompute-activation": (_CP_TO_CHUNKS, _CHUNKS_TO_CP, _CHUNKS_TO_TP, _TP_TO_CHUNKS),
+    "recompute-comm-opt": (
+        ("dense", ({"tp": 2, "cp": 2}, REPLICATED), ({"tp": 2}, REPLICATED)),
+        ("dense", ({"tp": 2}, REPLICATED), ({"tp": 2, "cp": 2}, SHARDED)),
+    ),
+    "recompute-in-advance": (_CP_TO_CHUNKS, _CHUNKS_TO_CP, _CHUNKS_TO_TP),
+    "recompute-in-bubble": (_CP_TO_CHUNKS, _CHUNKS_TO_CP, _CHUNKS_TO_TP),
+}
+"""Feature -> more pairs, of layouts in which it has something to do. It does nothing in some of
+``PAIRS``: without experts, tensor ranks or an interleaved schedule."""
+SOME_EXPERTS: Final = {"recompute-activation": {"model.moe_layer_freq": [0, 1, 0, 1]}}
+"""Feature -> what the model with experts is in ``MORE_PAIRS``: it treats layers without them."""
 _BASE: Final[Mapping[str, Any]] = {
     "data.seq_length": 16,
     "train.train_iters": LAST,
@@ -81,10 +103,16 @@ def cases(seed: int) -> Sequence[str]:
 
     Those of a pair stand together, as they share their runs without a feature.
     """
+    names = [*enumerate(subjects())]
+    pairs = [(at, pair, turn, name) for at, pair in enumerate(PAIRS) for turn, name in names]
+    more = [
+        (at, pair, turn, name)
+        for turn, name in names
+        for at, pair in enumerate(MORE_PAIRS.get(name, ()), start=len(PAIRS))
+    ]
     return [
-        json.dumps(_case(place, turn, name, precision), sort_keys=True)
-        for place in range(len(PAIRS))
-        for turn, name in enumerate(subjects())
+        json.dumps(_case(place, pair, name, precision), sort_keys=True)
+        for place, pair, turn, name in (*pairs, *more)
         for precision in _precisions(place, turn, name)
     ]
 
@@ -105,15 +133,15 @@ def is_bitwise(name: str) -> bool:
     return name != NONE and features.numerics_of(name) is Numerics.BITWISE
 
 
-def _case(place: int, turn: int, name: str, precision: Mapping[str, Any]) -> dict[str, Any]:
-    model, *sides = PAIRS[place]
+def _case(place: int, pair: Any, name: str, precision: Mapping[str, Any]) -> dict[str, Any]:
+    model, *sides = pair
     feature = [] if name == NONE else [name]
     if name in verify_clean_newer.BESIDE:
         feature.append(verify_clean_newer.BESIDE[name])
     choices = CHOICES.get(name, ({},))
     options = {f"plugins.{name}.{k}": v for k, v in choices[place % len(choices)].items()}
     given = {k: v for k, v in features.OPTIONS.items() if k.split(".")[1] in feature}
-    config = CONFIG.get(name, {})
+    config = {**CONFIG.get(name, {}), **(SOME_EXPERTS.get(name, {}) if place >= len(PAIRS) else {})}
     layers = 4 if any("pp" in layout for layout, _ in sides) else 2
     made = [
         {
