@@ -51,7 +51,12 @@ def ascend_defaults(config: RunConfig) -> Mapping[str, object]:
 
 
 @contribution(point=Point.RUN, torch_free=True)
-def ascend_check(config: RunConfig, layout: Layout, manifests: Sequence[Manifest]) -> Sequence[str]:
+def ascend_check(
+    config: RunConfig,
+    layout: Layout,
+    manifests: Sequence[Manifest],
+    model_differences: Callable[[str], Sequence[str]],
+) -> Sequence[str]:
     """Check that the plugin supports this run.
 
     When: after resolution, before any process starts. Combining: the problems of all plugins and of
@@ -59,6 +64,8 @@ def ascend_check(config: RunConfig, layout: Layout, manifests: Sequence[Manifest
 
     Args:
         manifests: Of the enabled plugins: what the others declare, whichever they are.
+        model_differences: Returns the ``[model]`` fields that the model in another Hugging Face
+            folder has otherwise, with both values; raises ConfigError if it cannot be read.
 
     Returns:
         One message per problem: the option, the value, what was expected, and valid values.

@@ -15,8 +15,9 @@ from ascend_run.registry.discovery import discover
 from .config.loading import build_config
 from .config.printing import render_toml
 from .config.reading import raw_of_toml
+from .instances import instances, options_of
 from .plan.json_values import plan_text
-from .prepare import PreparedRun, instances, options_of
+from .prepare import PreparedRun
 
 if TYPE_CHECKING:
     from ascend_run.core.run import RunRequest

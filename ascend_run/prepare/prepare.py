@@ -5,8 +5,7 @@ Training, ``plan`` and the conformance kit all use this, so the plan shows what 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
-from functools import partial
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -18,16 +17,17 @@ from ascend_run.core.run_files import run_folder_problems
 from ascend_run.plugin_api.errors import AscendRunError, ConfigError, PluginResolutionError
 from ascend_run.registry.discovery import Catalogue, discover
 from ascend_run.registry.hooks import check_hooks
-from ascend_run.registry.kinds import CHOSEN_WITH, Kind, Plugin, kind_of
+from ascend_run.registry.kinds import CHOSEN_WITH, Kind
 from ascend_run.registry.lock import plugin_lock
 from ascend_run.registry.resolution import Resolution, resolve
 from ascend_run.types.config import RunConfig
 from ascend_run.types.layout import Layout
 
 from .checks.compatibility import compatibility_problems
-from .config.loading import ResolvedConfig, build_config, read_raw
+from .config.loading import ResolvedConfig, read_raw
 from .config.raw import COMMAND_LINE, RawConfig
 from .conflicts import explained
+from .instances import config_of, family_of, instances
 from .levels import Trial, choose_members, with_level, without_disabled
 from .plan.building import build_plan
 from .plan.explanation import idle
@@ -43,6 +43,7 @@ if TYPE_CHECKING:
 class ResolvedRun:
     """A run with valid plugins and values."""
 
+    raw: RawConfig
     resolution: Resolution
     resolved: ResolvedConfig
     layout: Layout
@@ -68,7 +69,23 @@ class ResolvedRun:
 
     def problems(self) -> list[str]:
         """Return why the run cannot start; empty if it can."""
-        return compatibility_problems(self.config, self.layout, self.resolution, self.hooks)
+        return compatibility_problems(
+            self.config, self.layout, self.resolution, self.hooks, self.model_differences
+        )
+
+    def model_differences(self, folder: str) -> list[str]:
+        """Return the fields of ``[model]`` that another Hugging Face folder gives otherwise.
+
+        Raises:
+            ConfigError: It cannot be read, or has no model of this run's family.
+        """
+        from .hugging_face.config_keys import folder_differences
+
+        kept = {key: v for key, v in self.raw.values.items() if not key.startswith("model.")}
+        read = {"model.hf_path": folder, "model.family": self.raw.family}
+        raw = attrs.evolve(self.raw, values=kept).replacing(folder, **read)
+        other = config_of(raw, self.resolution).config
+        return folder_differences(family_of(self.resolution), self.config, other)
 
     def instances(self) -> list[Any]:
         """Return a new instance of every plugin, innermost first."""
@@ -198,9 +215,10 @@ def resolve_run(raw: RawConfig, known: Catalogue, world_size: int | None = None)
     """
     resolution = _resolve(raw, known)
     check_hooks(resolution.order)
-    resolved = _build_config(raw, resolution)
+    resolved = config_of(raw, resolution)
     config = resolved.config
     return ResolvedRun(
+        raw=raw,
         resolution=resolution,
         resolved=resolved,
         layout=layout_of(config, config.run.nproc if world_size is None else world_size),
@@ -231,20 +249,6 @@ def _with_level(
     return raw.replacing(origin, enable=[*enabled, *bundle.members]), bundle
 
 
-def instances(order: Iterable[Plugin], config: RunConfig) -> list[Any]:
-    """Create a new instance of every plugin with its options, in the same order."""
-    return [
-        plugin(config.plugins[plugin.manifest.name]) if options_of(plugin) else plugin()
-        for plugin in order
-    ]
-
-
-def options_of(plugin: Plugin) -> type | None:
-    """Return the plugin's options class, or None."""
-    options: type | None = getattr(plugin, "config_class", None)
-    return options
-
-
 def _resolve(raw: RawConfig, catalogue: Catalogue) -> Resolution:
     wanted = [
         *((name, Kind.FEATURE) for name in raw.enable),
@@ -267,34 +271,3 @@ def _resolve(raw: RawConfig, catalogue: Catalogue) -> Resolution:
     names = [name for name, _ in wanted]
     loaded = catalogue.load_each(name for name in names if name not in failures)
     return resolve(names, loaded.classes, {**loaded.failures, **failures})
-
-
-def _build_config(raw: RawConfig, resolution: Resolution) -> ResolvedConfig:
-    family = _family(resolution)
-    hf_values: Mapping[str, object] = {}
-    if raw.hf_path is not None:  # imported only by runs that start from a Hugging Face folder
-        from ascend_run.core.hugging_face.json_files import read_hf_config
-
-        from .hugging_face.config_keys import config_from_hf
-
-        hf_values = config_from_hf(family, read_hf_config(raw.hf_path))
-    build = partial(
-        build_config,
-        raw,
-        {plugin.manifest.name: options_of(plugin) for plugin in resolution.order},
-        family.defaults,
-        resolution.of_kind(Kind.FEATURE),
-        hf_values=hf_values,
-    )
-    resolved = build()
-    hooks = Hooks(instances(resolution.order, resolved.config))
-    defaults = hooks.merge_named("ascend_defaults", config=resolved.config)
-    return build(plugin_defaults=defaults) if defaults else resolved
-
-
-def _family(resolution: Resolution) -> Any:
-    """Return the model family's data, which the config needs before any option is known."""
-    (plugin,) = (p for p in resolution.order if kind_of(p) is Kind.MODEL)
-    options = options_of(plugin)
-    family = plugin(options()) if options else plugin()
-    return Hooks([family]).require("ascend_model_family")

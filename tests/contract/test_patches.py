@@ -17,7 +17,7 @@ from ascend_run.plugin_api import Support
 from ascend_run.plugin_api.contracts import Patch
 from ascend_run.plugin_api.implementations import implementations
 from ascend_run.plugins import platforms
-from ascend_run.prepare.prepare import options_of
+from ascend_run.prepare.instances import options_of
 from ascend_run.registry.discovery import discover
 from ascend_run.registry.kinds import Plugin
 from ascend_run.registry.pairs import exclusion

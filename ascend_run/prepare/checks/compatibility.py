@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 from ascend_run.core.config.attention_needs import AttentionPart, attention_problems
@@ -24,7 +24,11 @@ if TYPE_CHECKING:
 
 
 def compatibility_problems(
-    config: RunConfig, layout: Layout, resolution: Resolution, hooks: Hooks
+    config: RunConfig,
+    layout: Layout,
+    resolution: Resolution,
+    hooks: Hooks,
+    model_differences: Callable[[str], Sequence[str]],
 ) -> list[str]:
     """Return all incompatibilities of a run: conditions, layout, plugins' own checks."""
     partition = hooks.provide("ascend_sequence_partition", config=config)
@@ -37,7 +41,11 @@ def compatibility_problems(
     problems += optimizer_problems(config, layout, hooks)
     if not stage_problems(config):
         problems += policy_problems(config, hooks)
-    given = {"layout": layout, "manifests": [plugin.manifest for plugin in hooks.plugins]}
+    given = {
+        "layout": layout,
+        "manifests": [plugin.manifest for plugin in hooks.plugins],
+        "model_differences": model_differences,
+    }
     for _, result in hooks.sequences("ascend_check", config=config, **given):
         problems += result
     return list(dict.fromkeys(problems))

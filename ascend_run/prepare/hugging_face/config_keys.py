@@ -21,13 +21,14 @@ from ascend_run.plugin_api.errors import ConfigError
 from ascend_run.prepare.config.bounds import LARGEST_COUNTS
 from ascend_run.types.config import FieldSection, RunConfig
 
-from .latent_rope import latent_rope, latent_rope_problems
+from .latent_rope import LATENT_FIELDS, latent_rope, latent_rope_problems
 from .layer_rope import nest_rope_parameters
 from .neutral_fields import TRAINING_ONLY, neutral_fields
 from .rope import rope_keys, take_rope
 
 _LARGEST_COUNT: Final = 2**31 - 1
 _DEPTHS: Final = "num_nextn_predict_layers"
+_UNUSED_UNTRAINED: Final = TRAINING_ONLY | {"model.attention_dropout", "model.init_method_std"}
 
 
 def config_from_hf(family: ModelFamily, config_json: Mapping[str, Any]) -> dict[str, object]:
@@ -98,11 +99,7 @@ def config_to_hf(family: ModelFamily, config: RunConfig) -> dict[str, object]:
     Raises:
         ConfigError: Lists every field that the family's Hugging Face class cannot represent.
     """
-    model = completed_model(config)
-    mapped = {key.field for key in family.keys}
-    if any(key.hf == "rope_theta" for key in family.keys):
-        mapped.add("model.rope_scaling_type")
-        mapped |= {f"model.{PREFIX}{name}" for name in family.rope_parameters}
+    model, mapped = completed_model(config), mapped_fields(family)
     if _DEPTHS in family.ignored:  # folders may have the key and not the layers, so not read
         mapped.add("model.mtp_num_layers")
     expected = {field: value for field, value in family.defaults.items() if field not in mapped}
@@ -139,6 +136,32 @@ def config_to_hf(family: ModelFamily, config: RunConfig) -> dict[str, object]:
         result.setdefault(outer, {})[inner] = result.pop(name)
     config_from_hf(family, result)  # what cannot be read back is not written
     return dict(sorted(result.items()))
+
+
+def mapped_fields(family: ModelFamily) -> set[str]:
+    """Return the fields, such as ``model.num_layers``, that a config.json may set."""
+    mapped = {key.field for key in family.keys}
+    if any(key.hf == "rope_theta" for key in family.keys):
+        mapped.add("model.rope_scaling_type")
+        mapped |= {f"model.{PREFIX}{name}" for name in family.rope_parameters}
+    return mapped
+
+
+def folder_differences(family: ModelFamily, config: RunConfig, other: RunConfig) -> list[str]:
+    """Return the fields of ``[model]`` that a folder gives otherwise, with both values.
+
+    Args:
+        other: The config, with the model of that folder.
+    """
+    fields = {*mapped_fields(family), *family.defaults, *LATENT_FIELDS} - _UNUSED_UNTRAINED
+    if config.model.position_embedding_type == "rope" and not config.model.rope_scaling_type:
+        fields.discard("model.max_position_embeddings")  # only a limit of lengths
+    here, there = completed_model(config), completed_model(other)
+    return [
+        f"model.{name} is {show(there[name])} there and {show(here[name])} here"
+        for name in here
+        if (f"model.{name}" in fields or name.startswith(PREFIX)) and there[name] != here[name]
+    ]
 
 
 def _written(family: ModelFamily, model: FieldSection, problems: list[str]) -> dict[str, object]:

@@ -20,6 +20,7 @@ _NAMES: Final = {
     "mscale_all_dim": "mscale_all_dim",
 }
 """Maps Hugging Face's names to Megatron's."""
+LATENT_FIELDS: Final = frozenset(f"model.{name}" for name in ("rope_type", *_NAMES.values()))
 _NEEDED: Final = ("factor", "original_max_position_embeddings")
 
 

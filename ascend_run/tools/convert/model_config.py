@@ -19,7 +19,7 @@ from ascend_run.prepare.config.printing import render_toml
 from ascend_run.prepare.config.raw import RawConfig, RawValue
 from ascend_run.prepare.config.reading import read_raw
 from ascend_run.prepare.hugging_face.config_keys import config_from_hf
-from ascend_run.prepare.prepare import instances, options_of
+from ascend_run.prepare.instances import instances, options_of
 from ascend_run.registry.discovery import discover
 from ascend_run.registry.kinds import Kind, Plugin
 from ascend_run.testing.oracle.known import ALIBI_FAMILIES

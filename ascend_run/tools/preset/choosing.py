@@ -231,7 +231,9 @@ class Search:
         """Return the estimate of a layout; None if it cannot run."""
         config = self._config(candidate, base.run.config)
         layout = layout_of(config, self.devices)
-        problems = compatibility_problems(config, layout, base.run.resolution, base.hooks)
+        problems = compatibility_problems(
+            config, layout, base.run.resolution, base.hooks, base.run.model_differences
+        )
         if problems:
             self.refused |= dict.fromkeys(problems)
             return None

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Iterator, Sequence
-from pathlib import Path
+from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING
 
 import attrs
@@ -12,6 +10,7 @@ import attrs
 from ascend_run.plugin_api import (
     AttentionFeatures,
     Claim,
+    ConfigError,
     CostChange,
     Layout,
     LegacyFlag,
@@ -100,10 +99,15 @@ class Dpo(PairTaskPlugin):
         self.config = config
 
     @hookimpl
-    def ascend_check(self, config: RunConfig, manifests: Sequence[Manifest]) -> Sequence[str]:
+    def ascend_check(
+        self,
+        config: RunConfig,
+        manifests: Sequence[Manifest],
+        model_differences: Callable[[str], Sequence[str]],
+    ) -> Sequence[str]:
         return [
             *_option_problems(config, self.config),
-            *_reference_problems(config, self.config, manifests),
+            *_reference_problems(self.config, manifests, model_differences),
             *([] if self.config.reference_free else _mode_problems(config)),
             *pair_problems("dpo", config, self.config),
         ]
@@ -167,7 +171,9 @@ def _mode_problems(config: RunConfig) -> Iterator[str]:
 
 
 def _reference_problems(
-    config: RunConfig, options: DpoConfig, manifests: Sequence[Manifest]
+    options: DpoConfig,
+    manifests: Sequence[Manifest],
+    model_differences: Callable[[str], Sequence[str]],
 ) -> Iterator[str]:
     """Yield what is wrong with the reference."""
     if options.reference == BASE and not any(Claim.ADAPTER in one.claims for one in manifests):
@@ -175,17 +181,16 @@ def _reference_problems(
             "dpo: plugins.dpo.reference=base is the policy without its adapters, and the run has "
             "none; enable lora, or leave the option out"
         )
-    if options.reference in (None, BASE):
+    if options.reference in (None, BASE) or options.reference_free:
         return
     named = f"dpo: plugins.dpo.reference={options.reference}"
     try:
-        found = json.loads((Path(options.reference) / "config.json").read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        yield f"{named}: its config.json cannot be read ({error}); name a Hugging Face folder"
+        differences = model_differences(options.reference)
+    except ConfigError as error:
+        yield f"{named}: {error.headline}{''.join(f'; {one}' for one in error.problems)}"
         return
-    size = found.get("vocab_size") if isinstance(found, dict) else None
-    if size != config.model.vocab_size:
+    if differences:
         yield (
-            f"{named} has a vocabulary of {size}, and this model one of "
-            f"{config.model.vocab_size}; name a folder of a model with the same tokenizer"
+            f"{named} holds another model, and the reference is built as this run's: "
+            f"{'; '.join(differences)}; name a folder of a model like this one"
         )

@@ -122,24 +122,99 @@ def test_each_problem_is_named(tmp_path: Path, case: str) -> None:
     assert any(one.startswith(wanted) for one in found), found
 
 
-@pytest.mark.parametrize(
-    ("text", "wanted"),
-    [
-        (json.dumps({"vocab_size": 128}), "has a vocabulary of 128, and this model one of 512"),
-        ("[1]", "has a vocabulary of None, and this model one of 512"),
-        ("{", "its config.json cannot be read"),
-    ],
-)
-def test_another_reference_has_the_same_vocabulary(tmp_path: Path, text: str, wanted: str) -> None:
+@pytest.fixture
+def model(tmp_path: Path) -> str:
+    return write_llama(tmp_path / "model", vocab_size=512)
+
+
+BROKEN = {
+    "[1]": "expected a JSON object, found list",
+    "{": "not valid JSON",
+    '{"model_type": "gpt2"}': "model_type is 'gpt2'; the family 'llama' was chosen",
+}
+
+
+@pytest.mark.parametrize("text", BROKEN)
+def test_a_reference_that_cannot_be_read(tmp_path: Path, text: str) -> None:
     folder = other_model(tmp_path / "other", text)
     (found,) = problems_of(tmp_path, plugins__dpo__reference=folder)
-    assert found.startswith(f"dpo: plugins.dpo.reference={folder}")
-    assert wanted in found
+    assert found.startswith(f"dpo: plugins.dpo.reference={folder}: ")
+    assert BROKEN[text] in found
 
 
 def test_a_reference_that_is_not_there(tmp_path: Path) -> None:
-    (found,) = problems_of(tmp_path, plugins__dpo__reference=str(tmp_path / "none"))
-    assert "its config.json cannot be read" in found
+    folder = tmp_path / "none"
+    (found,) = problems_of(tmp_path, plugins__dpo__reference=str(folder))
+    assert f"no Hugging Face folder at {folder}" in found
+
+
+def rewritten(folder: str, **changes: Any) -> str:
+    """Return a folder of the same model but for these keys of its config.json."""
+    config = json.loads((Path(folder) / "config.json").read_text())
+    return other_model(Path(f"{folder}-other"), json.dumps(config | changes))
+
+
+ROPE = {"rope_theta": 500000.0, "rope_type": "default"}
+LLAMA3 = {
+    "rope_type": "llama3",
+    "rope_theta": 10000.0,
+    "factor": 8.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 64,
+}
+OTHERS: dict[str, tuple[dict[str, Any], list[str]]] = {
+    "rope base": ({"rope_parameters": ROPE}, ["rotary_base is 500000.0 there and 10000.0 here"]),
+    "rope scaling": (
+        {"rope_parameters": LLAMA3},
+        ["rope_scaling_type is 'llama3' there and none here", "rope_scaling_factor is 8.0 there"],
+    ),
+    "epsilon": ({"rms_norm_eps": 1e-5}, ["layernorm_epsilon is 1e-05 there and 1e-06 here"]),
+    "heads": (
+        {"num_key_value_heads": 4, "head_dim": 4},
+        ["num_query_groups is 4 there and 2 here", "kv_channels is 4 there and 8 here"],
+    ),
+    "embeddings": (
+        {"tie_word_embeddings": True},
+        ["share_embeddings_and_output_weights is true there and false here"],
+    ),
+    "sizes": (
+        {"vocab_size": 128, "hidden_size": 64, "num_hidden_layers": 3},
+        ["vocab_size is 128 there and 512 here", "hidden_size is 64", "num_layers is 3"],
+    ),
+}
+
+
+@pytest.mark.parametrize("case", OTHERS)
+@pytest.mark.parametrize("written_out", [False, True])
+def test_all_that_differs_in_a_reference_is_named(
+    tmp_path: Path, model: str, case: str, written_out: bool
+) -> None:
+    """Also if the policy is not loaded from a folder."""
+    changes, wanted = OTHERS[case]
+    own = {
+        "model__family": "llama",
+        "model__num_layers": 2,
+        "model__num_query_groups": 2,
+        "model__ffn_hidden_size": 48,
+        "model__layernorm_epsilon": 1e-6,
+        "model__max_position_embeddings": 128,
+        **({} if written_out else {"model__hf_path": model}),
+    }
+    assert problems_of(tmp_path, plugins__dpo__reference=model, **own) == []
+    folder = rewritten(model, **changes)
+    (found,) = problems_of(tmp_path, plugins__dpo__reference=folder, **own)
+    assert found.startswith(f"dpo: plugins.dpo.reference={folder} holds another model, and")
+    assert all(f"model.{one}" in found for one in wanted), found
+    assert found.count(" there and ") >= len(wanted)
+
+
+def test_what_a_loaded_reference_does_not_use_may_differ(tmp_path: Path, model: str) -> None:
+    folder = rewritten(
+        model, attention_dropout=0.5, initializer_range=0.3, max_position_embeddings=4096
+    )
+    changes = {"model__family": "llama", "model__hf_path": model, "model__num_layers": 2}
+    assert problems_of(tmp_path, plugins__dpo__reference=folder, **changes) == []
 
 
 def test_a_checkpoint_needs_a_reference_also_beside_a_folder(tmp_path: Path) -> None:
