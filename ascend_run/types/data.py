@@ -91,6 +91,10 @@ class Task(Protocol):
         """
         ...
 
+    def count(self, context: RunContext, batch: Batch) -> Tensor:
+        """Return ``LossSum.count`` of a micro-batch before its forward, on every pipeline stage."""
+        ...
+
     def forward_step(self, context: RunContext, model: nn.Module, batch: Batch) -> Tensor | LossSum:
         """Run one forward.
 

@@ -190,13 +190,14 @@ def require_mask(batch: Batch) -> Batch:
 
 
 def rows_and_length(batch: Batch) -> tuple[int, int]:
-    """Return B and S of an unsharded micro-batch, from its first field with both axes.
+    """Return B and S of a micro-batch, from its first field with both axes that is not replicated.
 
     Raises:
         DataError: No field has both axes.
     """
     for name, tensor in batch.tensors.items():
-        if name in batch.fields and batch.fields[name].axes[:2] == (BATCH_AXIS, SEQUENCE_AXIS):
+        field = batch.fields.get(name, BatchField(axes=()))
+        if field.axes[:2] == (BATCH_AXIS, SEQUENCE_AXIS) and not field.replicated:
             return tensor.shape[0], tensor.shape[1]
     raise DataError(
         f"no field of a micro-batch has the axes {BATCH_AXIS}, {SEQUENCE_AXIS}; its fields are "

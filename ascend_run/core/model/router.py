@@ -3,7 +3,7 @@
 Megatron's own router always computes softmax in float32. For losses that are sums over tokens it
 weights auxiliary losses by the tokens of one context-parallel rank, so that they shrink as ranks
 are added. This router keeps float64 inputs in float64 and computes every auxiliary loss as a sum
-over tokens; the single division by the number of tokens yields the mean.
+over tokens; ``loss_scale`` makes it a mean, whatever the loss of the task is a mean over.
 """
 
 from __future__ import annotations
@@ -92,6 +92,8 @@ class Router(MegatronRouter):
             moves = config.moe_router_enable_expert_bias
             self.register_buffer(name, zeros_X if moves else None, persistent=is_saved)
         self.aux_losses: Tensor | None = None
+        self.loss_scale = torch.ones(())
+        """Factor of its losses: what gradients are divided by, over the routed tokens of a step."""
 
     def gating(self, input: Tensor) -> Tensor:
         """Return logits in float32 or wider: float64 for float64 inputs or ``moe_router_dtype``."""
@@ -163,7 +165,8 @@ class Router(MegatronRouter):
         coefficient = self.config.moe_z_loss_coeff
         if not coefficient or not self._takes_gradients():
             return logits
-        out: Tensor = MoEAuxLossAutoScaler.apply(logits, z_loss(logits) * coefficient)
+        loss = z_loss(logits) * coefficient * self.loss_scale
+        out: Tensor = MoEAuxLossAutoScaler.apply(logits, loss)
         return out
 
     def _with_aux_loss(self, probs_TX: Tensor, logits_SBX: Tensor, selected_TX: Tensor) -> Tensor:
@@ -187,7 +190,7 @@ class Router(MegatronRouter):
         )
         loss = loss * coefficient
         self._add_to_log(loss.detach() * self.topk / num_selections)
-        out: Tensor = MoEAuxLossAutoScaler.apply(probs_TX, loss)
+        out: Tensor = MoEAuxLossAutoScaler.apply(probs_TX, loss * self.loss_scale)
         return out
 
     def _takes_gradients(self) -> bool:

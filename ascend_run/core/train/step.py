@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import itertools
+import math
 import operator
 from collections.abc import Callable, Iterator
 from contextlib import nullcontext
@@ -20,8 +21,9 @@ from megatron.core.pipeline_parallel.utils import get_pp_last_rank
 from megatron.core.transformer.moe.moe_utils import MoEAuxLossAutoScaler
 from torch import Tensor, nn
 
-from ascend_run.core.data.batches import BATCH_AXIS, SEQUENCE_AXIS
+from ascend_run.core.data.batches import BATCH_AXIS, SEQUENCE_AXIS, rows_and_length
 from ascend_run.core.hooks import Hooks
+from ascend_run.core.model.router import Router
 from ascend_run.plugin_api import contracts as c
 
 from .frozen import FrozenForward
@@ -120,6 +122,12 @@ class ForwardBackward:
             if self.groups.pp.size() > 1
             else None
         )
+        config, device = self.bundle.transformer_config, context.device.torch_device
+        modules = itertools.chain(*(chunk.modules() for chunk in self.bundle.chunks))
+        has_losses = config.moe_aux_loss_coeff or config.moe_z_loss_coeff
+        self.routers = [m for m in modules if isinstance(m, Router) and has_losses]
+        for router in self.routers:
+            router.loss_scale = torch.ones((), dtype=torch.float64, device=device)
         self.frozen = [FrozenForward(hooks, context, one, self.bundle) for one in task.roles[1:]]
         self.force_all_reduce = force_all_reduce
         timers = ScheduleTimers(hooks, context) if hooks.implements("ascend_phase") else None
@@ -140,6 +148,8 @@ class ForwardBackward:
         seq_length, micro_batch_size, once = self._shape(read)
         for frozen in self.frozen:
             once = iter(frozen([*once], seq_length, micro_batch_size))
+        if self.routers and torch.is_grad_enabled():
+            once = iter(self._scale_router_losses([*once]))
         with self.phases:
             reports = self.schedule(
                 forward_step_func=self._forward_step,
@@ -176,6 +186,17 @@ class ForwardBackward:
                 rows = tensor.shape[field.axes.index(BATCH_AXIS)]
                 break
         return length, rows, itertools.chain((first,), batches)
+
+    def _scale_router_losses(self, batches: list[c.Batch]) -> list[c.Batch]:
+        """Set the scale of the routers' losses in a step with these micro-batches."""
+        totals = torch.zeros(2, dtype=torch.float64, device=self.context.device.torch_device)
+        for batch in batches:
+            totals[0] += self.task.count(self.context, batch)
+            totals[1] += math.prod(rows_and_length(batch))
+        dist.all_reduce(totals, group=self.groups.dp_cp)
+        for router in self.routers:
+            router.loss_scale.copy_(totals[0] / totals[1])
+        return batches
 
     def _total(self, reports: list[Tensor]) -> Tensor:
         """Sum reports over all ranks; only the last stage has any."""

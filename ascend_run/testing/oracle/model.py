@@ -192,16 +192,20 @@ class GPT(nn.Module):
         self.double()
         freeze_all_but_adapters(self)
 
-    def forward(self, batch: MicroBatch) -> tuple[Tensor, Tensor]:
+    def forward(self, batch: MicroBatch, router_scale: float) -> tuple[Tensor, Tensor]:
         """Return the sum of the losses of trained tokens, and what gradients are taken of.
 
         The latter adds the losses of routers and of multi-token prediction.
+
+        Args:
+            router_scale: Trained tokens of the global batch over all its tokens: the losses of
+                routers are means over the latter.
         """
         hidden_BSH = self.decoder(self._embedded(batch.tokens_BS, batch.positions_BS), batch)
         loss = self._loss(hidden_BSH, batch.labels_BS, batch.loss_mask_BS)
         objective = loss + self._later_losses(hidden_BSH, batch)
         for router in self.routers():
-            objective = objective + router.loss
+            objective = objective + router.loss * router_scale
         return loss, objective
 
     def routers(self) -> Iterator[Router]:

@@ -123,15 +123,16 @@ def _forward_backward(
     Returns:
         The mean loss, the number of trained tokens, and that of micro-batches.
     """
-    loss_sum, tokens, count = 0.0, 0, 0
-    for count, batch in enumerate(micro_batches(config, samples), start=1):
+    batches, loss_sum = [*micro_batches(config, samples)], 0.0
+    tokens = sum(int((batch.loss_mask_BS > 0).sum()) for batch in batches)
+    routed = sum(batch.tokens_BS.numel() for batch in batches)
+    for index, batch in enumerate(batches):
         if trace is not None:
-            trace.see_batch(count - 1, batch)
-        loss, objective = model(batch)
+            trace.see_batch(index, batch)
+        loss, objective = model(batch, tokens / routed)
         objective.backward()
         loss_sum += float(loss.detach())
-        tokens += int(batch.loss_mask_BS.sum())
     for parameter in model.parameters():
         if parameter.grad is not None:
             parameter.grad /= max(tokens, 1)
-    return loss_sum / max(tokens, 1), tokens, count
+    return loss_sum / max(tokens, 1), tokens, len(batches)

@@ -11,7 +11,12 @@ from ascend_run.ops.preference_loss import METRICS, Answers, preference_loss, pr
 from ascend_run.plugin_api import Batch, BatchField, Datasets, LossSum, RoleSpec, RunContext
 from ascend_run.plugins.tasks.shared.documents import sums_of_documents
 from ascend_run.plugins.tasks.shared.losses import token_losses
-from ascend_run.plugins.tasks.shared.pairs import PAIR_FIELDS, pair_datasets, pair_loss_sum
+from ascend_run.plugins.tasks.shared.pairs import (
+    PAIR_FIELDS,
+    num_pairs,
+    pair_datasets,
+    pair_loss_sum,
+)
 
 from . import BASE
 
@@ -54,6 +59,10 @@ class DpoTask:
         token, [B, S]."""
         output = token_losses(model, batch)
         return -output if output.dim() == 2 else output
+
+    def count(self, context: RunContext, batch: Batch) -> Tensor:
+        """Return the number of pairs on this rank."""
+        return num_pairs(context, batch)
 
     def forward_step(self, context: RunContext, model: nn.Module, batch: Batch) -> Tensor | LossSum:
         """Return the hidden state; on the last pipeline stage, the sum of the losses of pairs, and

@@ -17,7 +17,7 @@ from ascend_run.plugin_api import (
     RoleSpec,
     RunContext,
 )
-from ascend_run.plugins.tasks.shared.losses import next_token_loss
+from ascend_run.plugins.tasks.shared.losses import next_token_loss, num_trained
 
 from .sources import read_sources
 
@@ -55,6 +55,10 @@ class PretrainTask:
             if context.layout.rank == 0:
                 structlog.get_logger().info("pretrain.source", name=name, **encoded.report)
         return token_datasets(context, train_samples, valid_samples, documents)
+
+    def count(self, context: RunContext, batch: Batch) -> Tensor:
+        """Return the number of trained tokens on this rank."""
+        return num_trained(batch)
 
     def forward_step(self, context: RunContext, model: nn.Module, batch: Batch) -> Tensor | LossSum:
         """Return the hidden state; on the last pipeline stage, the loss sum and token count."""

@@ -16,7 +16,7 @@ from ascend_run.plugin_api import (
     RoleSpec,
     RunContext,
 )
-from ascend_run.plugins.tasks.shared.losses import next_token_loss
+from ascend_run.plugins.tasks.shared.losses import next_token_loss, num_trained
 from ascend_run.plugins.tasks.shared.samples import packed_datasets
 from ascend_run.text.conversations import conversation_encoding
 
@@ -52,6 +52,10 @@ class SftTask:
         return packed_datasets(
             "sft", options, context, train_samples, valid_samples, encoding, self.batch_fields
         )
+
+    def count(self, context: RunContext, batch: Batch) -> Tensor:
+        """Return the number of trained tokens on this rank."""
+        return num_trained(batch)
 
     def forward_step(self, context: RunContext, model: nn.Module, batch: Batch) -> Tensor | LossSum:
         """Return the hidden state; on the last pipeline stage, the loss sum and token count."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import torch
 from torch import Tensor, nn
 
 from ascend_run.plugin_api import Batch, LossSum
@@ -20,7 +19,12 @@ def next_token_loss(model: nn.Module, batch: Batch) -> Tensor | LossSum:
     output = _forward(model, batch)
     if output.dim():  # only the last stage reduces to a scalar
         return output
-    return LossSum(output, batch.tensors["loss_mask"].sum(dtype=torch.int64))
+    return LossSum(output, num_trained(batch))
+
+
+def num_trained(batch: Batch) -> Tensor:
+    """Return the number of tokens of a micro-batch, on this rank, whose loss has a weight."""
+    return batch.tensors["loss_mask"].count_nonzero()
 
 
 def _forward(model: nn.Module, batch: Batch, **options: str) -> Tensor:

@@ -55,12 +55,6 @@ def pair_problems(task: str, config: RunConfig, options: PairOptions) -> list[st
             f"{task}: model.mtp_num_layers={depths} predicts further tokens, for which pairs have "
             "no loss; set it to 0"
         )
-    problems += [
-        f"{task}: model.{name}={config.model[name]} is a sum over tokens, and the loss a mean over "
-        "pairs; set it to 0"
-        for name in _router_losses(config)
-        if config.model[name]
-    ]
     if (scaling := config.model.rope_scaling_type) in ("dynamic", "longrope"):
         problems.append(
             f"{task}: model.rope_scaling_type={scaling} depends on the length of a row, and a row "
@@ -87,14 +81,6 @@ def smoothing_problems(
             f"{task}: plugins.{task}.label_smoothing={smoothing} has no meaning with "
             f"plugins.{task}.loss={loss}; leave it out, or use {' or '.join(smoothed)}"
         )
-
-
-def _router_losses(config: RunConfig) -> Iterator[str]:
-    """Yield the coefficients of the routers' losses that the model has."""
-    if config.model.num_moe_experts:
-        if config.model.moe_router_load_balancing_type in ("aux_loss", "seq_aux_loss"):
-            yield "moe_aux_loss_coeff"
-        yield "moe_z_loss_coeff"
 
 
 def pair_panels(log_probabilities: str) -> list[ReportPanel]:
@@ -147,17 +133,25 @@ def pair_loss_sum(
     Every rank that shares the sequence has the losses of all pairs, with the gradients of its own
     tokens; the first one counts them.
     """
-    import torch
+    from .losses import num_trained
 
-    loss = loss_P.sum()
-    count = torch.tensor(len(loss_P), device=loss.device)
+    loss, count = loss_P.sum(), num_pairs(context, batch)
     sums = {name: value_P.detach().double().sum() for name, value_P in metrics.items()}
     if context.groups.cp.rank():
-        loss, count = loss - loss.detach(), torch.zeros_like(count)
-        sums = {name: torch.zeros_like(value) for name, value in sums.items()}
+        loss = loss - loss.detach()
+        sums = {name: value.new_zeros(()) for name, value in sums.items()}
     return LossSum(
         loss,
         count,
-        tokens=batch.tensors["loss_mask"].sum(dtype=torch.int64),
+        tokens=num_trained(batch),
         metrics={name: (value, count) for name, value in sums.items()},
     )
+
+
+def num_pairs(context: RunContext, batch: Batch) -> Tensor:
+    """Return the number of pairs of a micro-batch that this rank counts, of those that share it."""
+    import torch
+
+    assert batch.document_ends is not None
+    number = 0 if context.groups.cp.rank() else len(batch.document_ends) // 2
+    return torch.tensor(number, device=batch.tensors["documents"].device)

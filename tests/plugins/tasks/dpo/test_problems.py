@@ -79,7 +79,6 @@ CASES: dict[str, tuple[dict[str, Any], str]] = {
     "routing in training alone": (
         {
             **EXPERTS,
-            "model__moe_aux_loss_coeff": 0.0,
             "model__moe_router_load_balancing_type": "sinkhorn",
             "model__moe_router_topk": 1,
         },
@@ -99,14 +98,6 @@ CASES: dict[str, tuple[dict[str, Any], str]] = {
             "model__max_position_embeddings": 128,
         },
         "dpo: model.rope_scaling_type=dynamic depends on the length of a row",
-    ),
-    "a balancing loss": (
-        {**EXPERTS, "model__moe_aux_loss_coeff": 0.01},
-        "dpo: model.moe_aux_loss_coeff=0.01 is a sum over tokens",
-    ),
-    "a router's z-loss": (
-        {**EXPERTS, "model__moe_aux_loss_coeff": 0.0, "model__moe_z_loss_coeff": 0.001},
-        "dpo: model.moe_z_loss_coeff=0.001 is a sum over tokens",
     ),
     "further tokens": (
         {"model__mtp_num_layers": 1},
