@@ -167,6 +167,8 @@ class SavedProgress:
     went_back_to: int | None = None  #: Step of the last ``checkpoint.step`` in the run's history.
     fingerprint: str | None = None  #: Identifies the weights; for later comparison only.
     machine_choices: Mapping[str, str] = attrs.field(factory=dict)
+    frozen: Mapping[str, Mapping[str, str]] | None = None
+    """Role -> ``weight_source``, of models that are not trained; None if it was not recorded."""
 
     @classmethod
     def read(cls, state: Mapping[str, Any]) -> SavedProgress:
@@ -185,6 +187,7 @@ class Progress:
     runs (more steps, another rate)."""
     machine_choices: Mapping[str, str] = attrs.field(factory=dict)
     """Config key -> value, of options that the config may leave to the machine."""
+    frozen: Mapping[str, Mapping[str, str]] = attrs.field(factory=dict)
     went_back_to: int | None = None
     fingerprint: str | None = None
 
@@ -198,6 +201,7 @@ class Progress:
             went_back_to=self.went_back_to,
             fingerprint=self.fingerprint,
             machine_choices=self.machine_choices,
+            frozen=self.frozen,
         )
         return attrs.asdict(progress, recurse=False)
 

@@ -21,8 +21,9 @@ from ascend_run.core.checkpoint.regions import model_shards, sharded_tensors
 from ascend_run.core.checkpoint.store import layout_sizes
 from ascend_run.core.hooks import Hooks
 from ascend_run.core.hugging_face.models import load_model
+from ascend_run.ops.weight_sources import other_sources, weight_source
 from ascend_run.plugin_api import contracts as c
-from ascend_run.plugin_api.errors import HookError
+from ascend_run.plugin_api.errors import CheckpointError, HookError
 
 from .seeding import random_state
 from .starting_point import find_starting_point
@@ -56,7 +57,9 @@ class Checkpoints:
         assert policy.optimizer is not None
         assert policy.scheduler is not None
         choices = hooks.merge("ascend_machine_choices", config=context.config)
-        self._progress = Progress(context, policy.optimizer, policy.scheduler, choices)
+        seed = context.config.run.seed
+        frozen = {role: weight_source(model.weights, seed) for role, model in self._frozen.items()}
+        self._progress = Progress(context, policy.optimizer, policy.scheduler, choices, frozen)
 
     def _open(self, folder: str) -> c.CheckpointStore:
         config = self.context.config
@@ -110,14 +113,18 @@ class Checkpoints:
             has_folder = any(model.weights for model in self._trained.values())
             if has_folder and self._filters_drop_weights():
                 self._load_hugging_face(self._trained, log)
-            self._load(start.store, step, log)
+            progress = self._load(start.store, step, log)
             if not start.continues:
                 self._progress.went_back_to = start.went_back_to
+            elif problems := [*other_sources(progress.frozen, self._progress.frozen)]:
+                raise CheckpointError("the run cannot resume beside another model", problems)
             log.info("checkpoint.resumed", step=step, folder=start.folder)
         elif not self._load_hugging_face(self._trained, log):
             log.info("weights.initialised", seed=self.context.config.run.seed)
 
-    def _load(self, store: c.CheckpointStore, step: int, log: FilteringBoundLogger) -> None:
+    def _load(
+        self, store: c.CheckpointStore, step: int, log: FilteringBoundLogger
+    ) -> SavedProgress:
         """Load models, optimizers and entries.
 
         If the parallel layout differs from the saved one, entries with per-rank tensors, such as
@@ -139,7 +146,9 @@ class Checkpoints:
         entries.restore(values)
         if moved:
             log.warning("checkpoint.other_layout", step=step, begun_anew=reinitialized)
-        self._warn_of_other_choices(SavedProgress.read(values[PROGRESS]), log)
+        progress = SavedProgress.read(values[PROGRESS])
+        self._warn_of_other_choices(progress, log)
+        return progress
 
     def _warn_of_other_choices(self, progress: SavedProgress, log: FilteringBoundLogger) -> None:
         """Warn of each choice that this machine makes differently from the one that saved: rounding

@@ -2,20 +2,16 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Mapping
-from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any
 
+from ascend_run.ops.weight_sources import weight_source
 from ascend_run.plugin_api import CheckpointError
 
 if TYPE_CHECKING:
     from ascend_run.plugin_api import RunConfig
 
     from . import LoraOptions
-
-_SAMPLE_BYTES: Final = 2**20
-"""Bytes hashed at the start and at the end of each file."""
 
 
 class BaseRecord:
@@ -26,7 +22,7 @@ class BaseRecord:
 
     def __init__(self, config: RunConfig, options: LoraOptions) -> None:
         self._options = options
-        self._base = _base(config)
+        self._base = weight_source(config.model.hf_path, config.run.seed)["digest"]
 
     def state_dict(self) -> Mapping[str, object]:
         options = self._options
@@ -59,19 +55,3 @@ class BaseRecord:
             )
         if problems:
             raise CheckpointError("the run cannot resume with these adapters", problems)
-
-
-def _base(config: RunConfig) -> str:
-    """Return a fingerprint of a Hugging Face folder by the ends of its files, or of the seed."""
-    if config.model.hf_path is None:
-        return f"seed {config.run.seed}"
-    digest = hashlib.sha256()
-    folder = Path(config.model.hf_path)
-    for path in sorted([folder / "config.json", *folder.glob("*.safetensors")]):
-        size = path.stat().st_size
-        digest.update(f"{path.name} {size}\n".encode())
-        with path.open("rb") as stream:
-            digest.update(stream.read(_SAMPLE_BYTES))
-            stream.seek(max(0, size - _SAMPLE_BYTES))
-            digest.update(stream.read(_SAMPLE_BYTES))
-    return digest.hexdigest()

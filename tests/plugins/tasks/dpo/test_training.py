@@ -4,6 +4,7 @@ Then the reference, resuming, and evaluation."""
 from __future__ import annotations
 
 import functools
+import shutil
 from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
@@ -204,6 +205,37 @@ def test_a_run_in_two_halves_is_the_run_in_one(
     halves = run("halves", train__train_iters=13, checkpoint__save_interval=9)
     assert_same(halves, straight)
     assert halves[0].readings == straight[0].readings
+
+
+def test_a_run_does_not_resume_beside_another_reference(
+    gloo_pool: GlooPool, models: Path, tmp_path: Path
+) -> None:
+    def run(reference: str, **changes: Any) -> Any:
+        options = values(
+            models,
+            tmp_path / changes.pop("name", "run"),
+            plugins__dpo__reference=reference,
+            **{"train__train_iters": 2, "checkpoint__save_interval": 1, **changes},
+        )
+        return gloo_pool.run(whole_run, 1, options, timeout=100)
+
+    changing = tmp_path / "changing"
+    shutil.copytree(models / "other", changing)
+    run(str(models / "other"))
+    whole = {"train__train_iters": 3}
+    with pytest.raises(Exception, match="cannot resume beside another model") as caught:
+        run(str(models / "model"), **whole)
+    assert (
+        f"reference: the checkpoint's is {models / 'other'}, this run's is {models / 'model'}; "
+        "name the same weights, or begin anew with another run.output_dir"
+    ) in str(caught.value)
+    # A branch is another run; and the same weights may lie elsewhere.
+    ours = str(tmp_path / "run" / "checkpoints")
+    run(str(models / "model"), **whole, checkpoint__load=ours, name="branch")
+    run(str(changing), **whole)
+    shutil.copy(models / "model" / "model.safetensors", changing)
+    with pytest.raises(Exception, match=f"this run's is {changing}, which has changed;"):
+        run(str(changing), train__train_iters=4)
 
 
 def test_evaluation_has_the_metrics_of_the_held_out_file(
