@@ -83,6 +83,7 @@ CASES: Final[Mapping[str, OracleCase]] = {
             "plugins.lora.rank_pattern": {"linear_k": 2},
             "plugins.lora.alpha_pattern": {"linear_qkv": 5.0, "linear_v": 3.0},
             "plugins.lora.target_modules": ["linear_qkv", "linear_fc2"],
+            "plugins.lora.modules_to_save": ["word_embeddings", "q_layernorm", "final_layernorm"],
             "optimizer.clip_grad": 0.1,
             "optimizer.lr_decay_style": "linear",
         },

@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 import re
 from collections import defaultdict
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from typing import Any, Final
 
 _NEUTRAL: Final[Mapping[str, tuple[object, ...]]] = {
@@ -17,7 +17,6 @@ _NEUTRAL: Final[Mapping[str, tuple[object, ...]]] = {
     "use_dora": (False, None),
     "use_qalora": (False, None),
     "lora_bias": (False, None),
-    "modules_to_save": (None, []),
     "layer_replication": (None,),
     "target_parameters": (None, []),
     "trainable_token_indices": (None,),
@@ -34,6 +33,21 @@ def changed_settings(config: Mapping[str, Any]) -> dict[str, object]:
         key: neutral[0]
         for key, neutral in _NEUTRAL.items()
         if key in config and config[key] not in neutral
+    }
+
+
+def is_of_module(parameter: str, modules: Collection[str]) -> bool:
+    """Return whether the module that owns a parameter has one of these last names."""
+    return parameter.rpartition(".")[0].rpartition(".")[2] in modules
+
+
+def saved_tensors(names: Iterable[str]) -> dict[str, str]:
+    """Map the tensors of modules that were saved in full, by their names in PEFT's file, to their
+    names in Hugging Face's model."""
+    return {
+        name: name.removeprefix("base_model.model.")
+        for name in names
+        if name.startswith("base_model.model.") and ".lora_" not in name
     }
 
 

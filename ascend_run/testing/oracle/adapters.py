@@ -122,8 +122,12 @@ def _adapt(
         linear.adapter = Adapter(config, name, linear.weight.shape[1], rows, groups, adapted)
 
 
-def freeze_all_but_adapters(model: nn.Module) -> None:
-    """Train adapters alone, if the model has any."""
-    has_adapters = any(isinstance(module, Adapter) for module in model.modules())
+def freeze_all_but_adapters(model: nn.Module, config: RunConfig) -> None:
+    """Train adapters, and the modules that are trained in full beside them, if there are any."""
+    if "lora" not in config.enable:
+        return
+    modules = {*config.plugins["lora"].modules_to_save}
     for name, parameter in model.named_parameters():
-        parameter.requires_grad_(not has_adapters or ".adapter." in name)
+        *owners, module, _ = name.split(".")
+        in_full = module in modules and owners[:1] != ["mtp"]
+        parameter.requires_grad_(in_full or ".adapter." in name)

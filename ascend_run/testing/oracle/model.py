@@ -190,7 +190,7 @@ class GPT(nn.Module):
         if model.mtp_num_layers:
             self.mtp = PredictedTokens(config)
         self.double()
-        freeze_all_but_adapters(self)
+        freeze_all_but_adapters(self, config)
 
     def forward(self, batch: MicroBatch, router_scale: float) -> tuple[Tensor, Tensor]:
         """Return the sum of the losses of trained tokens, and what gradients are taken of.

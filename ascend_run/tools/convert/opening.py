@@ -34,10 +34,12 @@ from ascend_run.tools.convert.formats.torch_dist_index import INDEX
 from .adapters.peft import with_peft_adapter
 from .adapters.run_adapters import (
     has_adapters,
+    lacks_base,
     require_same_base,
     with_run_adapters,
     without_adapters,
 )
+from .adapters.saved_modules import with_saved_parameters
 from .empty_slots import count_layers
 from .model_config import (
     ModelConfig,
@@ -202,10 +204,12 @@ def _open_run(path: Path, options: SourceOptions, stack: ExitStack) -> ModelSour
     run = open_run(path, options)
     if not has_adapters(run.source.headers):
         return run.source
-    base = without_adapters(run.source)
-    if not base.headers:
+    own = without_adapters(run.source)
+    base = own
+    if lacks_base(run.source.headers):
         base = _open_base(run, options, stack)
         require_same_base(run.values, run.source, base)
+        base = with_saved_parameters(base, own, own.headers)
     return with_run_adapters(base, run.source, run.values)
 
 

@@ -11,6 +11,7 @@ import attrs
 from ascend_run.plugin_api import (
     ANY,
     Claim,
+    ConfigError,
     FrozenMapping,
     LegacyFlag,
     LinkPlace,
@@ -55,6 +56,10 @@ class LoraOptions:
     """Linears to adapt: ``linear_qkv``, ``linear_proj``, ``linear_fc1``, ``linear_fc2``, or one
     projection of a fused linear: ``linear_q``, ``linear_k``, ``linear_v``, ``linear_fc1_gate``,
     ``linear_fc1_up``."""
+    modules_to_save: tuple[str, ...] = ()
+    """Modules to train in full, and to save with the adapters: ``word_embeddings``,
+    ``output_layer``, ``final_layernorm``, ``input_layernorm``, ``pre_mlp_layernorm``,
+    ``router`` ..."""
     load: str | None = None
     """Folder of an adapter in PEFT format to start from."""
     export: bool | None = None
@@ -93,6 +98,9 @@ class Lora:
             LegacyFlag(flag="--lora-alpha", key="plugins.lora.alpha", values=None),
             LegacyFlag(
                 flag="--lora-target-modules", key="plugins.lora.target_modules", values=None
+            ),
+            LegacyFlag(
+                flag="--lora-modules-to-save", key="plugins.lora.modules_to_save", values=None
             ),
             LegacyFlag(flag="--lora-load", key="plugins.lora.load", values=None),
             LegacyFlag(flag="--lora-register-forward-hook", key="", values={}),
@@ -148,13 +156,16 @@ class Lora:
             from .adapter import adapters, number_layers
             from .freezing import freeze
             from .peft_folder import load_adapters
+            from .saved_modules import saved_modules
+            from .stored_parts import keep_loaded
 
-            freeze(model)
+            freeze(model, saved_modules(config, self.config))
             number_layers(model)
             for adapter in adapters(model):
                 adapter.initialize(config.run.seed)
             if self.config.load is not None:
                 load_adapters(self.config.load, model, config, self.config)
+                keep_loaded(model, config, self.config)
             return model
 
         return wrap
@@ -165,16 +176,31 @@ class Lora:
     ) -> Callable[[], AbstractContextManager[None]] | None:
         if phase is not RunPhase.REFERENCE:
             return None
+        if self.config.modules_to_save:
+            raise ConfigError(
+                f"plugins.lora.modules_to_save={','.join(self.config.modules_to_save)}: the base "
+                "cannot be the reference, since these modules are trained in place; expected no "
+                "such modules, or a reference with weights of its own (plugins.dpo.reference=...)"
+            )
         from .adapter import adapters, switched_off
 
         chunks = context.models[ROLE].chunks
         return lambda: switched_off([one for chunk in chunks for one in adapters(chunk)])
 
     @hookimpl
-    def ascend_checkpoint_filter(self, role: str) -> c.Wrapper[Sequence[c.TensorShard]] | None:
+    def ascend_checkpoint_filter(
+        self, config: RunConfig, role: str
+    ) -> c.Wrapper[Sequence[c.TensorShard]] | None:
         if role != ROLE or self.config.checkpoint == "full":
             return None
-        return lambda shards: [shard for shard in shards if ".adapter." in shard.key]
+        from .saved_modules import is_saved, saved_modules
+
+        modules = saved_modules(config, self.config)
+
+        def is_trained(shard: c.TensorShard) -> bool:
+            return ".adapter." in shard.key or is_saved(shard.key.partition("/")[2], modules)
+
+        return lambda shards: [shard for shard in shards if is_trained(shard)]
 
     @hookimpl
     def ascend_checkpoint_entries(self, context: RunContext) -> Mapping[str, c.CheckpointEntry]:
@@ -198,12 +224,9 @@ class Lora:
         self._export(context)
 
     def _export(self, context: RunContext) -> None:
-        from .targets import PEFT_NAMES
+        from .rules import exports
 
-        wanted = self.config.export
-        if wanted is None:
-            wanted = context.config.model.family in PEFT_NAMES
-        if not wanted or self._exported_step == context.step:
+        if not exports(context.config, self.config) or self._exported_step == context.step:
             return
         from .peft_folder import export_adapters
 

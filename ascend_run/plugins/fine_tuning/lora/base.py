@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 from ascend_run.ops.weight_sources import weight_source
 from ascend_run.plugin_api import CheckpointError
@@ -12,6 +12,13 @@ if TYPE_CHECKING:
     from ascend_run.plugin_api import RunConfig
 
     from . import LoraOptions
+
+_EARLIER: Final[Mapping[str, object]] = {
+    "rank_pattern": {},
+    "alpha_pattern": {},
+    "modules_to_save": [],
+}
+"""Values of a record of an earlier version, which has none."""
 
 
 class BaseRecord:
@@ -33,6 +40,7 @@ class BaseRecord:
             "rslora": options.rslora,
             "rank_pattern": dict(options.rank_pattern),
             "alpha_pattern": dict(options.alpha_pattern),
+            "modules_to_save": sorted(options.modules_to_save),
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -42,11 +50,11 @@ class BaseRecord:
             CheckpointError: The adapters were trained beside other weights, or with another scale.
         """
         now = self.state_dict()
-        state = {"rank": self._options.rank, "rank_pattern": {}, "alpha_pattern": {}, **state}
+        state = {**_EARLIER, "rank": self._options.rank, **state}
         problems = [
             f"plugins.lora.{name}={now[name]}, but the checkpoint's adapters have {state[name]}"
-            for name in ("rank", "alpha", "rslora", "rank_pattern", "alpha_pattern")
-            if state[name] != now[name]
+            for name in now
+            if name != "base" and state[name] != now[name]
         ]
         if state["base"] != now["base"] and self._options.checkpoint == "adapters":
             problems.append(

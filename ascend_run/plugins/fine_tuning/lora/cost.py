@@ -16,6 +16,7 @@ from ascend_run.plugin_api import (
     Storage,
 )
 
+from .saved_modules import frozen_parts
 from .sizes import rank_of_part
 from .targets import LINEARS, model_linears, wanted_parts
 
@@ -69,7 +70,7 @@ def adapter_cost(
     adapted = {name for name in present if wanted_parts(options.target_modules, name, config)}
     unread = tuple(name for name, linears in _READERS.items() if adapted.isdisjoint(linears))
     return CostChange(
-        frozen=("*",),
+        frozen=frozen_parts((p.key for p in rank.parameters), config, options),
         parameters=parameters,
         saved=(SavedChange(tensors=(*unread, *_NEVER_READ), storage=Storage.NONE),),
         saved_added=(SavedTensor(part="self_attention", name="adapters", nbytes=width * narrow),),

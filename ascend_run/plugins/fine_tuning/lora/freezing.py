@@ -12,13 +12,15 @@ from ascend_run.plugin_api import ForwardLink, RunContext
 from ascend_run.types.forward import Forward
 
 from .adapter import ADDED_BY, adapters
+from .saved_modules import is_saved
 
 
-def freeze(model: nn.Module) -> None:
-    """Disable gradients of every parameter that does not belong to an adapter."""
-    for parameter in model.parameters():
-        if getattr(parameter, "ascend_added_by", None) != ADDED_BY:
-            parameter.requires_grad_(False)
+def freeze(model: nn.Module, modules: frozenset[str] = frozenset()) -> None:
+    """Disable gradients of every parameter that belongs neither to an adapter nor to a module that
+    is trained in full."""
+    for name, parameter in model.named_parameters():
+        is_added = getattr(parameter, "ascend_added_by", None) == ADDED_BY
+        parameter.requires_grad_(is_added or is_saved(name, modules))
 
 
 def begin_graph(embedding: nn.Module) -> ForwardLink:

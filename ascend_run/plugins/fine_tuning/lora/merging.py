@@ -22,11 +22,12 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from ascend_run.ops.linear.low_rank import low_rank_update, scale_of, with_update
-from ascend_run.ops.linear.peft_settings import alpha_of, rank_of
+from ascend_run.ops.linear.peft_settings import alpha_of, rank_of, saved_tensors
 from ascend_run.plugin_api import AscendRunError, CheckpointError, StorageError
 from ascend_run.text.file_collisions import NamedPath, refuse_collisions
 
-from .peft_config import TENSOR_FILE, StoredAdapter, neutral_problems, read_adapter
+from .peft_config import PREFIX, TENSOR_FILE, StoredAdapter, neutral_problems, read_adapter
+from .saved_modules import TIED
 
 _ADAPTER: Final = re.compile(r"base_model\.model\.(.+)\.lora_[AB]\.weight")
 
@@ -63,6 +64,9 @@ def merge_folders(base: Path, adapter: Path, target: Path) -> int:
         [NamedPath("BASE", base), NamedPath("ADAPTER", adapter)],
     )
     wanted = {match[1] for name in found.shapes if (match := _ADAPTER.fullmatch(name))}
+    wanted |= {module_of_tensor(name) for name in saved_tensors(found.shapes).values()}
+    if {*map(module_of_tensor, TIED)} <= wanted and not _has(files, TIED[1]):
+        wanted.remove(module_of_tensor(TIED[1]))  # the base has a tied embedding once
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
         beside = Path(tempfile.mkdtemp(prefix=f".{target.name}.", dir=target.parent))
@@ -103,13 +107,41 @@ def _write(
                 tensors = {name: stored.get_tensor(name) for name in stored.keys()}  # noqa: SIM118  (not a mapping)
                 metadata = stored.metadata()
             for name, weight in tensors.items():
-                module = name.removesuffix(".weight")
-                if module in wanted:
+                module = module_of_tensor(name)
+                if module not in wanted:
+                    continue
+                in_full = f"{PREFIX}{module}.weight"
+                if in_full in adapter.shapes:
+                    tensors[name] = _replaced(weight, matrices.get_tensor(in_full), module)
+                else:
                     scale = _scale(adapter.config, module)
                     tensors[name] = _merged(weight, matrices, module, scale)
-                    done.add(module)
+                done.add(module)
             save_file(tensors, out / path.name, metadata=metadata)
     return done
+
+
+def module_of_tensor(name: str) -> str:
+    """Return the module in Hugging Face's model that owns a stored tensor."""
+    return name.removesuffix(".weight").replace(".block_sparse_moe.", ".mlp.")
+
+
+def _has(files: Sequence[Path], name: str) -> bool:
+    for path in files:
+        with safe_open(path, framework="pt") as stored:
+            if name in stored.keys():  # noqa: SIM118  (not a mapping)
+                return True
+    return False
+
+
+def _replaced(weight: Tensor, saved: Tensor, module: str) -> Tensor:
+    """Return the weight of a module that was trained in full, in the base's dtype."""
+    if saved.shape != weight.shape:
+        raise CheckpointError(
+            f"{module}: the adapter has a weight of {list(saved.shape)}, the model one of "
+            f"{list(weight.shape)}"
+        )
+    return saved.to(weight.dtype)
 
 
 def _merged(weight: Tensor, matrices: Any, module: str, scale: float) -> Tensor:

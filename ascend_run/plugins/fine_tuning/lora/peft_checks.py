@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Final
 
-from ascend_run.ops.linear.peft_settings import alpha_of, rank_of
+from ascend_run.ops.linear.peft_settings import alpha_of, rank_of, saved_tensors
 
-from .peft_config import PREFIX, StoredAdapter, neutral_problems
+from .peft_config import PREFIX, TENSOR_FILE, StoredAdapter, neutral_problems
+from .saved_modules import EMBEDDING, OUTPUT_LAYER, is_tied, module_of
 from .sizes import alpha_of_part, rank_of_part
 from .targets import PEFT_NAMES, peft_module
 
@@ -40,6 +41,7 @@ def config_problems(
             f" set plugins.lora.rslora={rslora}"
         )
     yield from _tensor_problems(found, config, parts)
+    yield from _module_problems(found, config, options)
 
 
 def _size_problems(
@@ -104,7 +106,8 @@ def _tensor_problems(
     part_of = {module: part for part, module in names.items()}
     stored: set[str] = set()
     foreign: list[str] = []
-    for name in sorted(found.shapes):
+    in_full = _saved(found, config)
+    for name in sorted(found.shapes.keys() - in_full.keys()):
         match = _TENSOR.fullmatch(name)
         part = part_of.get(match[2]) if match else None
         if match is None or part is None or int(match[1]) >= config.model.num_layers:
@@ -123,3 +126,37 @@ def _tensor_problems(
             f"plugins.lora.load: the adapter in {found.folder} adapts other parts than this run; "
             f"set plugins.lora.target_modules={its or 'none'}"
         )
+
+
+def _saved(found: StoredAdapter, config: RunConfig) -> dict[str, str]:
+    """Map the tensors of modules that were saved in full to our names of the modules."""
+    modules = {
+        name: module_of(theirs.rpartition(".")[0], config.model.family)
+        for name, theirs in saved_tensors(found.shapes).items()
+    }
+    return {name: module for name, module in modules.items() if module is not None}
+
+
+def _module_problems(
+    found: StoredAdapter, config: RunConfig, options: LoraOptions
+) -> Iterator[str]:
+    names = [name.rpartition(".")[0] for name in saved_tensors(found.shapes).values()]
+    for module in found.config.get("modules_to_save") or ():
+        if not any(name.endswith(module) for name in names):
+            yield (
+                f"plugins.lora.load: {found.folder} has modules_to_save={module}, but "
+                f"{TENSOR_FILE} has no tensor of it; save the adapter again"
+            )
+    theirs = {*_saved(found, config).values()}
+    if EMBEDDING in theirs and is_tied(config):
+        theirs.discard(OUTPUT_LAYER)  # which PEFT's files have twice
+    if theirs != {*options.modules_to_save}:
+        yield (
+            f"plugins.lora.modules_to_save={_listed(options.modules_to_save)}, but the adapter in "
+            f"{found.folder} has {_listed(theirs)}; set plugins.lora.modules_to_save="
+            f"{_listed(theirs)}"
+        )
+
+
+def _listed(modules: Collection[str]) -> str:
+    return "[" + ",".join(sorted(modules)) + "]"

@@ -12,6 +12,7 @@ import attrs
 from ascend_run.ops.linear.peft_settings import changed_settings, pattern_problems
 from ascend_run.plugin_api import CheckpointError
 
+from .saved_modules import EMBEDDING, is_tied, peft_modules
 from .sizes import alpha_of_part, rank_of_part
 from .targets import peft_names
 
@@ -96,12 +97,13 @@ def peft_config(config: RunConfig, options: LoraOptions, parts: Sequence[str]) -
         "alpha_pattern": {n: a for n, a in sorted(alphas.items()) if a != options.alpha},
         "base_model_name_or_path": config.model.hf_path,
         "bias": "none",
+        "ensure_weight_tying": is_tied(config) and EMBEDDING in options.modules_to_save,
         "fan_in_fan_out": False,
         "inference_mode": True,
         "init_lora_weights": True,
         "lora_alpha": _whole(options.alpha),
         "lora_dropout": options.dropout,
-        "modules_to_save": None,
+        "modules_to_save": peft_modules(config, options) or None,
         "peft_type": "LORA",
         "r": options.rank,
         "rank_pattern": {n: r for n, r in sorted(ranks.items()) if r != options.rank},

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -16,9 +15,10 @@ from torch import Tensor, nn
 
 from ascend_run.plugin_api import CheckpointError, RunConfig, RunContext, StorageError
 
-from .adapter import Adapter, adapters
 from .peft_config import CONFIG_FILE, PREFIX, TENSOR_FILE, export_folder, peft_config
-from .targets import adapted, peft_module
+from .saved_modules import EMBEDDING, TIED, is_tied
+from .stored_parts import stored_parts
+from .targets import adapted
 
 if TYPE_CHECKING:
     from . import LoraOptions
@@ -37,38 +37,19 @@ def load_adapters(
     try:
         with safe_open(path, framework="pt") as stored:
             names = {*stored.keys()}
-            for name, target, dim, place in _stored_parts(adapters(model), config):
-                if name not in names:
-                    problems.append(f"{name} is missing")
+            for part in stored_parts(model, config, options):
+                if part.name not in names:
+                    problems.append(f"{part.name} is missing")
                     continue
-                part = stored.get_slice(name)
-                whole = list(target.shape)
-                size = place[1]
-                whole[dim] *= size
-                if list(part.get_shape()) != whole:
-                    problems.append(f"{name} is {list(part.get_shape())}, expected {whole}")
+                found = stored.get_slice(part.name)
+                if [*found.get_shape()] != part.shape:
+                    problems.append(f"{part.name} is {[*found.get_shape()]}, expected {part.shape}")
                     continue
-                begin = place[0] * target.shape[dim]
-                cut = slice(begin, begin + target.shape[dim])
-                target.copy_(part[cut] if dim == 0 else part[:, cut])
+                part.fill(found)
     except (OSError, SafetensorError) as error:
         raise CheckpointError(f"{path} cannot be read: {error}") from None
     if problems:
         raise CheckpointError(f"the adapter in {folder} does not fit this model", problems)
-
-
-def _stored_parts(
-    found: list[Adapter], config: RunConfig
-) -> Iterator[tuple[str, Tensor, int, tuple[int, int]]]:
-    """Yield (PEFT's name, this rank's tensor, sharded dim, (index, number) of shards)."""
-    for adapter in found:
-        tp = (adapter.tp_group.rank(), adapter.tp_group.size())
-        of_b = tp if adapter.is_column and not adapter.shares_groups else (0, 1)
-        for part, block in adapter.blocks_of_a():
-            name = PREFIX + peft_module(part, adapter.layer, config.model.family)
-            a, b = f"{name}.lora_A.weight", f"{name}.lora_B.weight"
-            yield a, block, 1, (0, 1) if adapter.is_column else tp
-            yield b, adapter.lora_B[part], 0, of_b
 
 
 @torch.no_grad()
@@ -83,13 +64,11 @@ def export_adapters(context: RunContext, role: str, options: LoraOptions) -> Non
         return
     tensors: dict[str, Tensor] = {}
     for chunk in context.models[role].chunks:
-        for name, tensor, dim, (_, size) in _stored_parts(adapters(chunk), config):
-            whole = tensor.detach().contiguous()
-            if size > 1:
-                shards = [torch.empty_like(whole) for _ in range(size)]
-                dist.all_gather(shards, whole, group=groups.tp)
-                whole = torch.cat(shards, dim)
-            tensors[name] = whole.cpu().clone()
+        for part in stored_parts(chunk, config, options):
+            tensors[part.name] = part.gathered(groups.tp).cpu().clone()
+    if is_tied(config) and EMBEDDING in options.modules_to_save:  # PEFT's files have it twice
+        embedding, output = (PREFIX + name for name in TIED)
+        tensors |= {output: tensors[embedding].clone()} if embedding in tensors else {}
     if groups.tp.rank() != 0:
         return
     if groups.pp.size() > 1:

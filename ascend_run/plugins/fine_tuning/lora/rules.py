@@ -11,6 +11,7 @@ from ascend_run.text.file_collisions import NamedPath, file_collisions
 
 from .peft_checks import config_problems
 from .peft_config import TENSOR_FILE, export_folder, read_adapter
+from .saved_modules import PEFT_MODULES, module_problems, unnamed
 from .sizes import pattern_problems
 from .targets import (
     ALL,
@@ -30,7 +31,7 @@ if TYPE_CHECKING:
 
 def problems(config: RunConfig, options: LoraOptions) -> list[str]:
     """Return one sentence for each conflict."""
-    found = [*_target_problems(config, options)]
+    found = [*_target_problems(config, options), *module_problems(config, options)]
     if not found:
         found += pattern_problems(config, options)
     if not found:
@@ -66,19 +67,31 @@ def _listed(frequency: int | Sequence[int]) -> int | list[int]:
     return frequency if isinstance(frequency, int) else list(frequency)
 
 
+def exports(config: RunConfig, options: LoraOptions) -> bool:
+    """Return whether the run writes its adapter in PEFT's format."""
+    if options.export is None:
+        return config.model.family in PEFT_NAMES and not unnamed(config, options)
+    return options.export
+
+
 def _peft_problems(config: RunConfig, options: LoraOptions) -> Iterator[str]:
     family = config.model.family
+    unknown, known = "", ""
     if family not in PEFT_NAMES:
-        named = ", ".join(PEFT_NAMES)
+        unknown, known = family, ", ".join(PEFT_NAMES)
+    elif modules := unnamed(config, options):
+        unknown = f"{', '.join(modules)} of {family}"
+        known = ", ".join(PEFT_MODULES[family])
+    if unknown:
         if options.export:
             yield (
-                f"plugins.lora.export=true: PEFT's names are known for {named}, not for {family}; "
+                f"plugins.lora.export=true: PEFT's names are known for {known}, not for {unknown}; "
                 "leave it out"
             )
         if options.load is not None:
             yield (
-                f"plugins.lora.load={options.load}: PEFT's names are known for {named}, not for "
-                f"{family}"
+                f"plugins.lora.load={options.load}: PEFT's names are known for {known}, not for "
+                f"{unknown}"
             )
         return
     if options.load is not None:

@@ -26,6 +26,7 @@ from ascend_run.tools.convert.write_queue import write_queue
 from .peft import CONFIG, TENSORS
 from .peft_tensors import PeftModule, peft_modules, peft_tensors
 from .run_adapters import adapter_record, alpha_of_part, has_adapters
+from .saved_modules import modules_to_save, peft_readers
 
 
 @attrs.frozen(kw_only=True)
@@ -54,16 +55,21 @@ def open_run_adapters(path: Path, options: SourceOptions) -> RunAdapters:
         raise CheckpointError(f"{path} has no adapters; only a run with lora has any to write")
     record = adapter_record(run.values, run.source)
     modules = peft_modules(run.source)
-    headers, read = peft_tensors(run.source, modules)
+    headers, readers = peft_tensors(run.source, modules)
+    saved: list[str] = []
+    for name, header, reader in peft_readers(run.source, record.get("modules_to_save", ())):
+        headers[name], readers[name] = header, reader
+        saved.append(name)
     given = {key: one.value for key, one in read_raw(run.config).values.items()}
     base = options.base or given.get("model.hf_path")
     settings = {
         **_settings(run.source, modules, record),
+        **modules_to_save(run.source, saved),
         "base_model_name_or_path": None if base is None else str(base),
         "lora_dropout": given.get("plugins.lora.dropout", 0.0),
     }
     return RunAdapters(
-        model=attrs.evolve(run.source, headers=headers, read=read),
+        model=attrs.evolve(run.source, headers=headers, read=lambda name: readers[name]()),
         settings=dict(sorted(settings.items())),
     )
 
@@ -116,7 +122,6 @@ def _settings(
         "inference_mode": True,
         "init_lora_weights": True,
         "lora_alpha": _whole(alpha),
-        "modules_to_save": None,
         "peft_type": "LORA",
         "r": rank,
         "target_modules": _targets(source, {one.module for one in modules}),

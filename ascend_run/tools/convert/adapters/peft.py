@@ -31,12 +31,14 @@ from ascend_run.ops.linear.peft_settings import (
     changed_settings,
     pattern_problems,
     rank_of,
+    saved_tensors,
 )
 from ascend_run.plugin_api.error_text import show
 from ascend_run.plugin_api.errors import CheckpointError
 from ascend_run.tools.convert.formats.model_source import ModelSource
 
 from .merging import Update, merged
+from .saved_modules import with_saved_tensors
 
 CONFIG: Final = "adapter_config.json"
 TENSORS: Final = "adapter_model.safetensors"
@@ -76,6 +78,7 @@ def with_peft_adapter(source: ModelSource, folder: Path, stack: ExitStack) -> Mo
         problems += adapter.incompatible_tensors(runs, shape)
         updates[name] = _update(adapter, runs, shape)
     problems += [f"{module}.weight is not in the model" for module in adapter.modules - found]
+    source = with_saved_tensors(source, adapter.shapes, adapter.tensors, problems)
     if problems:
         raise CheckpointError(headline, sorted(problems))
     return merged(source, updates)
@@ -104,7 +107,9 @@ class _Adapter:
         if not isinstance(alpha, int | float) or not math.isfinite(alpha):
             yield f"lora_alpha is {show(alpha)}, not a number"
         yield from (
-            f"{name} is no matrix of a linear layer" for name in self.shapes if not _is_known(name)
+            f"{name} is no matrix of a linear layer"
+            for name in self.shapes.keys() - saved_tensors(self.shapes).keys()
+            if not _is_known(name)
         )
 
     def incompatible_tensors(self, runs: list[RowRun], shape: tuple[int, ...]) -> Iterator[str]:

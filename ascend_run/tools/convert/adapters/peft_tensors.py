@@ -7,7 +7,7 @@ linear layers, so each part must be a linear layer of its own there.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 import attrs
 import torch
@@ -77,8 +77,8 @@ def peft_modules(adapters: ModelSource) -> list[PeftModule]:
 
 def peft_tensors(
     adapters: ModelSource, modules: Sequence[PeftModule]
-) -> tuple[Mapping[str, Tensor], Callable[[str], Tensor]]:
-    """Return the headers of the matrices by PEFT's names, and what reads one."""
+) -> tuple[dict[str, Tensor], dict[str, Callable[[], Tensor]]]:
+    """Return the headers of the matrices by PEFT's names, and what reads each."""
     headers: dict[str, Tensor] = {}
     readers: dict[str, Callable[[], Tensor]] = {}
     for one in modules:
@@ -89,7 +89,7 @@ def peft_tensors(
         headers[f"{name}B.weight"] = b.new_empty(b.shape)
         readers[f"{name}A.weight"] = _reader_of_a(adapters, one)
         readers[f"{name}B.weight"] = _reader_of_b(adapters, one)
-    return headers, lambda name: readers[name]()
+    return headers, readers
 
 
 def _reader_of_a(adapters: ModelSource, one: PeftModule) -> Callable[[], Tensor]:

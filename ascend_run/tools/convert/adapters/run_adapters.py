@@ -40,9 +40,14 @@ def has_adapters(headers: Mapping[str, Tensor]) -> bool:
 
 
 def without_adapters(source: ModelSource) -> ModelSource:
-    """Return the parameters that are no adapters; none if the checkpoint has adapters alone."""
+    """Return the parameters that are no adapters."""
     kept = {name: t for name, t in source.headers.items() if _NAME.fullmatch(name) is None}
     return attrs.evolve(source, headers=kept)
+
+
+def lacks_base(headers: Mapping[str, Tensor]) -> bool:
+    """Return whether a checkpoint leaves out what is frozen: the weights beside the adapters."""
+    return any(f"{linear}.weight" not in headers for linear in adapted_parts(headers))
 
 
 def adapted_parts(headers: Mapping[str, Tensor]) -> dict[str, list[str]]:

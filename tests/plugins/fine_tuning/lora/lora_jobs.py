@@ -68,6 +68,9 @@ def hf_names(gradients: dict[str, Tensor]) -> dict[str, Tensor]:
     }  # fmt: skip
     named: dict[str, Tensor] = {}
     for name, gradient in gradients.items():
+        if ".adapter." not in name:
+            named[_in_full(name)] = gradient
+            continue
         _, _, layer, module, linear, _, *rest = name.split(".")
         owner = {"self_attention": "self_attn", "mlp": "mlp"}[module]
         own = parts[f"{module}.{linear}"]
@@ -80,6 +83,27 @@ def hf_names(gradients: dict[str, Tensor]) -> dict[str, Tensor]:
         else:
             named[f"{at}.{own[rest[1]]}.lora_B.weight"] = gradient
     return named
+
+
+def _in_full(name: str) -> str:
+    """Rename a parameter that is trained in full, as written out by hand."""
+    ends = {
+        "embedding.word_embeddings": "model.embed_tokens",
+        "output_layer": "lm_head",
+        "decoder.final_layernorm": "model.norm",
+    }
+    owner, _, kind = name.rpartition(".")
+    if owner not in ends:
+        _, _, layer, module = owner.split(".", 3)
+        inner = {
+            "input_layernorm": "input_layernorm",
+            "pre_mlp_layernorm": "post_attention_layernorm",
+            "mlp.router": "mlp.gate",
+            "self_attention.q_layernorm": "self_attn.q_a_layernorm",
+            "self_attention.kv_layernorm": "self_attn.kv_a_layernorm",
+        }[module]
+        return f"base_model.model.model.layers.{layer}.{inner}.{kind}"
+    return f"base_model.model.{ends[owner]}.{kind}"
 
 
 def base_values(base: str, adapter: str | None = None, **changes: Any) -> dict[str, Any]:

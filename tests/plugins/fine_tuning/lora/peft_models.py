@@ -55,6 +55,30 @@ def write_latent(folder: Path, family: str, **changes: Any) -> str:
     return str(folder)
 
 
+def write_mixtral(folder: Path, **changes: Any) -> str:
+    """Write a random Mixtral with four experts, two per token, as a Hugging Face folder."""
+    torch.manual_seed(0)
+    config = AutoConfig.for_model(
+        "mixtral",
+        **{
+            "vocab_size": 61,
+            "hidden_size": 32,
+            "intermediate_size": 48,
+            "num_hidden_layers": 2,
+            "num_attention_heads": 4,
+            "num_key_value_heads": 2,
+            "num_local_experts": 4,
+            "num_experts_per_tok": 2,
+            "max_position_embeddings": 128,
+            "initializer_range": 0.1,
+            "tie_word_embeddings": False,
+            **changes,
+        },
+    )
+    AutoModelForCausalLM.from_config(config).save_pretrained(folder)
+    return str(folder)
+
+
 def peft_model(base: str | Path, *, targets: Any = EVERY, seed: int = 3, **options: Any) -> Any:
     """Build a model with random A and B: every projection has its own adapter."""
     from peft import LoraConfig, get_peft_model
@@ -75,17 +99,20 @@ def peft_model(base: str | Path, *, targets: Any = EVERY, seed: int = 3, **optio
         )
     torch.manual_seed(seed)
     with torch.no_grad():
-        for parameter in trained(model).values():
-            parameter.normal_(0.0, 0.1)
+        for name, parameter in trained(model).items():
+            if "lora_" in name:
+                parameter.normal_(0.0, 0.1)
+            else:
+                parameter.mul_(1.0 + 0.1 * torch.rand_like(parameter))
     return model
 
 
 def trained(model: nn.Module) -> dict[str, nn.Parameter]:
     """Return PEFT's own parameters, by the names in its files."""
     return {
-        name.replace(".default", ""): parameter
+        name.replace(".modules_to_save", "").replace(".default", ""): parameter
         for name, parameter in model.named_parameters()
-        if "lora_" in name
+        if "lora_" in name or ".modules_to_save." in name
     }
 
 

@@ -138,7 +138,7 @@ def test_a_family_that_peft_names_are_not_known_of_is_not_exported() -> None:
         ({"use_rslora": True}, "set plugins.lora.rslora=True"),
         ({"use_dora": True}, "has use_dora=True; only False is supported"),
         ({"bias": "all"}, "has bias='all'"),
-        ({"modules_to_save": ["lm_head"]}, "has modules_to_save=['lm_head']"),
+        ({"modules_to_save": ["lm_head"]}, "has modules_to_save=lm_head, but adapter_model.safe"),
         (
             {"rank_pattern": {"q_proj": 2, ".*v_proj": 4}},
             "plugins.lora.rank=8 and plugins.lora.rank_pattern={}, but",

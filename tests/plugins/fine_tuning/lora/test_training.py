@@ -76,6 +76,11 @@ def values(workplace: Path, output: Path, **changes: Any) -> Mapping[str, Any]:
 @pytest.fixture(scope="module")
 def reference(workplace: Path) -> tuple[list[float], dict[str, torch.Tensor]]:
     """Return losses of PEFT's model on the same conversations, and its trained adapters."""
+    return train_with_peft(workplace)
+
+
+def train_with_peft(workplace: Path) -> tuple[list[float], dict[str, torch.Tensor]]:
+    """Return losses of PEFT's model on the conversations of a folder, and what it has trained."""
     tokenizer = AutoTokenizer.from_pretrained(workplace / "blocks")
     samples = []
     for line in (workplace / "train.jsonl").read_text().splitlines():
