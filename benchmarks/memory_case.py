@@ -56,6 +56,9 @@ class Case:
     ranks: int = 1
     plugins: tuple[str, ...] = ()
     values: Mapping[str, Any] = attrs.field(factory=dict)
+    memory_gb: float | None = None
+    """Speed of the memory by which the run's clock goes, see ``operator_clock``; None: the clock is
+    the machine's. Unit: GB/s."""
     reads_pairs: bool = False
     """Whether its samples are those of ``memory_pairs``; others are made without files."""
 

@@ -43,6 +43,16 @@ PLUGIN_CASES: Final = (
     Case(
         name="pp 2, vpp 2, smart-swap", ranks=2, plugins=("smart-swap",), values={**VPP, **_SMART}
     ),
+    *(
+        Case(
+            name=f"{layout}, smart-swap over {speed} GB/s",
+            ranks=2,
+            plugins=("smart-swap",),
+            values={**values, **_SMART, "plugins.smart-swap.bandwidth_gb": float(speed)},
+            memory_gb=10.0,
+        )
+        for layout, values, speed in (("pp 2", PP, 3), ("pp 2", PP, 1), ("pp 2, vpp 2", VPP, 1))
+    ),
     Case(
         name="pp 2, adaptive-recompute within 3 MiB",  # of which a whole part leaves some unused
         ranks=2,

@@ -63,9 +63,8 @@ def compare(case: Case, pool: GlooPool) -> list[dict[str, Any]]:
     case = with_pairs(case)
     prepared, costs = plan_of(case)
     rows = []
-    for rank, measured in enumerate(
-        pool.run(measure, case.ranks, case.config, case.plugins, timeout=120)
-    ):
+    given = case.config, case.plugins, case.memory_gb
+    for rank, measured in enumerate(pool.run(measure, case.ranks, *given, timeout=120)):
         expected = costs[prepared.layout.coordinate("pp", rank)].memory
         # The host of a CPU is the device.
         in_memory = expected.optimizer + expected.off_device - expected.in_files

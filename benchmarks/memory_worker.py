@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
 from typing import Any
 
 import attrs
@@ -23,8 +24,14 @@ class Measured:
     """Peak memory in a step, including all of the above."""
 
 
-def measure(config: Mapping[str, Any], plugins: Sequence[str]) -> Measured:
-    """Measure a run of two steps; called on every rank of a default process group."""
-    from .memory_run import two_steps
+def measure(config: Mapping[str, Any], plugins: Sequence[str], memory_gb: float | None) -> Measured:
+    """Measure a run of two steps; called on every rank of a default process group.
 
-    return two_steps(config, plugins)
+    Args:
+        memory_gb: See ``Case``.
+    """
+    from .memory_run import two_steps
+    from .operator_clock import operator_clock
+
+    with nullcontext() if memory_gb is None else operator_clock(memory_gb):
+        return two_steps(config, plugins)

@@ -41,10 +41,6 @@ MODULES: Final = ("input_layernorm", "self_attention", "pre_mlp_layernorm", "mlp
 _PARTS: Final = dict(zip(MODULES, ("input_norm", "self_attention", "mlp_norm", "mlp"), strict=True))
 """Module -> its part in the cost model."""
 
-_OF_MEMORY_GB: Final = 20_000
-"""No device reads its memory as fast. Over such a link a storage comes back with the event before
-its use, and not a layer ahead. Unit: GB/s."""
-
 
 @attrs.frozen(kw_only=True)
 class SmartSwapConfig:
@@ -140,7 +136,7 @@ class SmartSwap:
             layers=tuple(moved),
             storage=Storage.HOST,
             at_least=self.config.min_bytes,
-            ahead=1 if (self.config.bandwidth_gb or 0.0) < _OF_MEMORY_GB else -1,
+            ahead=-1,  # each comes back as late as its copy can begin, one after the other
         )
         note = why_nothing_is_saved(config.platform)
         return CostChange(saved=(swapped,), note=note) if moved else None

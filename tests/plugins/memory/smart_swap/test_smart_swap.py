@@ -96,17 +96,15 @@ def test_plan_moves_the_last_layer_of_forwards_that_wait_for_others() -> None:
     assert [cost.changes[NAME].saved[0].layers for cost in costs] == [(0, 1), (2,)]
 
 
-def test_plan_fetches_over_a_fast_link_with_each_part() -> None:
-    """In the first stage, whose peak is a backward: of two layers nothing but what a part reads."""
+def test_plan_fetches_with_each_part() -> None:
+    """In the first stage, whose peak is a backward. The host of a CPU is the device, so what has
+    come back is there twice: less than what a layer saves."""
     values = {**SMALL, "parallel.pipeline_model_parallel_size": 2, "train.global_batch_size": 4}
     values |= {"model.num_layers": 4, "model.vocab_size": 64}
-    peaks = []
-    for speed in (64.0, 19_999.0, 20_000.0):
-        _, (first, _) = planned({**values, f"plugins.{NAME}.bandwidth_gb": speed}, (NAME,), 2)
-        peaks.append(first.memory.peak)
+    kept = {f"plugins.{NAME}.activation_mb": 1000.0}
+    (swapped, _), (here, _) = (planned({**values, **more}, (NAME,), 2)[1] for more in ({}, kept))
     _, nbytes = moved({})
-    assert peaks[0] == peaks[1]
-    assert nbytes < peaks[1] - peaks[2] < 2 * nbytes
+    assert 0 < swapped.memory.peak - here.memory.peak < nbytes
 
 
 def test_plan_moves_the_tensors_of_the_modules() -> None:
