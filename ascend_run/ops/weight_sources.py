@@ -55,5 +55,6 @@ def other_sources(
             changed = ", which has changed" if before["source"] == after["source"] else ""
             yield (
                 f"{name}: the checkpoint's is {before['source']}, this run's is {after['source']}"
-                f"{changed}; name the same weights, or begin anew with another run.output_dir"
+                f"{changed}; name the same weights, or start from scratch in another "
+                "run.output_dir"
             )

@@ -7,7 +7,6 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 
-import torch
 from torch import Tensor, nn
 
 from ascend_run.plugin_api import (
@@ -46,23 +45,27 @@ class ContextPretrainTask:
         """The blends that ``[data]`` names."""
         return token_datasets(context, train_samples, valid_samples)
 
-    def forward_step(self, context: RunContext, model: nn.Module, batch: Batch) -> Tensor | LossSum:
-        """The hidden state; on the last pipeline stage the loss, with the tokens it runs over.
+    def count(self, context: RunContext, batch: Batch) -> Tensor:
+        """The tokens that the loss runs over, on this rank."""
+        return self._loss_mask(batch).count_nonzero()
 
-        Places are those in the whole sequence, so that a rank that holds a later part of it has
-        no context of its own.
-        """
+    def forward_step(self, context: RunContext, model: nn.Module, batch: Batch) -> Tensor | LossSum:
+        """The hidden state; on the last pipeline stage the loss, with the tokens it runs over."""
         tensors = batch.tensors
-        behind_BS = tensors["position_ids"] >= self.context_tokens
-        loss_mask_BS = tensors["loss_mask"] * behind_BS
         output: Tensor = model(
             input_ids=tensors["tokens"],
             position_ids=tensors["position_ids"],
             labels=tensors["labels"],
-            loss_mask=loss_mask_BS,
+            loss_mask=self._loss_mask(batch),
             attention_mask=tensors.get("attention_mask"),
             document_ends=batch.document_ends,
         )
         if output.dim():  # only the last stage reduces to a scalar
             return output
-        return LossSum(output, loss_mask_BS.sum(dtype=torch.int64))
+        return LossSum(output, self.count(context, batch))
+
+    def _loss_mask(self, batch: Batch) -> Tensor:
+        """Places are those in the whole sequence, so that a rank that holds a later part of it has
+        no context of its own."""
+        behind_BS = batch.tensors["position_ids"] >= self.context_tokens
+        return batch.tensors["loss_mask"] * behind_BS

@@ -227,7 +227,7 @@ def test_a_run_does_not_resume_beside_another_reference(
         run(str(models / "model"), **whole)
     assert (
         f"reference: the checkpoint's is {models / 'other'}, this run's is {models / 'model'}; "
-        "name the same weights, or begin anew with another run.output_dir"
+        "name the same weights, or start from scratch in another run.output_dir"
     ) in str(caught.value)
     # A branch is another run; and the same weights may lie elsewhere.
     ours = str(tmp_path / "run" / "checkpoints")
