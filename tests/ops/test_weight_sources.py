@@ -46,7 +46,7 @@ def test_what_differs_is_said_of_each_model(folder: Path) -> None:
     assert [*other_sources({"reference": one}, {"reference": {**one, "source": "moved"}})] == []
     assert [*other_sources({"a": one, "b": seed}, {"b": other, "c": one})] == [
         f"{name}: the checkpoint's is {before}, this run's is {after}; name the same weights, or "
-        "start from scratch with another run.output_dir"
+        "start from scratch in another run.output_dir"
         for name, before, after in (
             ("a", folder, "none"),
             ("b", "initial weights of run.seed=1", "initial weights of run.seed=2"),
