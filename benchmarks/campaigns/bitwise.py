@@ -26,7 +26,7 @@ from ascend_run.testing.parity import TRIAL_SECONDS, Case
 from .campaign import Campaign, Outcome
 from .covering import Items
 from .feature_sets import SettingSets, requirements, sets_of, settings
-from .features import OPTIONS, catalogue, config_of, features, numerics_of
+from .features import IN_SETS, catalogue, config_of, features, numerics_of
 from .pool_of_ranks import pool
 from .reach import reach_of_trial
 from .set_cases import Asked, arguments_of, case_of, cases_of, outcome_of, setting_name
@@ -38,9 +38,8 @@ DROPOUT: Final = {"model.hidden_dropout": 0.1, "model.attention_dropout": 0.1}
 PRECISIONS: Final = ("fp32", "bf16")
 GROUP: Final = "ascend_run.plugins.memory."
 CHOSEN: Final = {
-    **OPTIONS,
+    **IN_SETS,
     "plugins.adaptive-recompute.activation_mb": 0.01,  # less than is kept in bf16 on four ranks
-    "plugins.virtual-optimizer.folder": ".",  # the CPU's memory is left for files without names
 }
 """Options of features under which they do their work in every setting."""
 ACTS_ON: Final = {

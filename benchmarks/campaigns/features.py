@@ -35,6 +35,11 @@ OPTIONS: Final[Mapping[str, Any]] = {
     "plugins.eod-reset.eod_token_id": 1,  # there is no tokenizer
 }
 """Options of features under which they do their work on a tiny model."""
+IN_SETS: Final[Mapping[str, Any]] = {
+    **OPTIONS,
+    "plugins.virtual-optimizer.folder": ".",  # the CPU's memory is left for files without names
+}
+"""Options of features where sets of them run together."""
 CONFIG: Final[Mapping[str, Mapping[str, Any]]] = {
     "alibi": {"model.position_embedding_type": "none"},
     "hybrid-adaptive-cp": {"data.seq_length": 32},  # sixteen parts beside two tensor ranks

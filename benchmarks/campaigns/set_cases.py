@@ -11,7 +11,7 @@ from ascend_run.testing.runtime import load_runtime
 from .bisection import smallest
 from .campaign import PASSED, Outcome
 from .feature_sets import RECOMPUTED, SettingSets, requirements
-from .features import OPTIONS, config_of
+from .features import IN_SETS, config_of
 from .setting import Completed, Setting
 
 if TYPE_CHECKING:
@@ -112,7 +112,7 @@ def arguments_of(asked: Asked) -> dict[str, Any]:
         "model": asked["model"],
         "layout": asked["layout"],
         "config": {**config_of((*plugins, *beside)), **asked["config"]},
-        "options": OPTIONS,
+        "options": IN_SETS,
     }
 
 

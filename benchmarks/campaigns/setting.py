@@ -14,7 +14,7 @@ from ascend_run.testing.kit import raw_config
 from ascend_run.testing.parity import Case
 from ascend_run.testing.runtime import Examined
 
-from .features import EXCHANGE, OPTIONS, catalogue, config_of, exchanges, features, numerics_of
+from .features import EXCHANGE, IN_SETS, catalogue, config_of, exchanges, features, numerics_of
 
 
 @attrs.frozen
@@ -43,7 +43,7 @@ class Setting:
             model=self.model,
             layout=self.layout,
             config={**config_of(names), **self.config},
-            options=OPTIONS,
+            options=IN_SETS,
         )
         raw = raw_config(case.trial(names, steps=0, sharded=True))
         try:

@@ -25,7 +25,7 @@ from ascend_run.testing.runtime import load_runtime
 from .campaign import Campaign, Outcome
 from .covering import Items, pairs_of
 from .feature_sets import all_sets
-from .features import OPTIONS, config_of, features
+from .features import IN_SETS, config_of, features
 from .pool_of_ranks import pool
 from .reach import reach_of_trial
 from .set_cases import Asked, arguments_of, cases_of, outcome_of, setting_name
@@ -69,7 +69,7 @@ def reach(case: str) -> str:
     """Return the hash of all that a case can reach."""
     asked = json.loads(case)
     names = (*asked["plugins"], *asked["beside"])
-    own = {key: value for key, value in OPTIONS.items() if key.split(".")[1] in names}
+    own = {key: value for key, value in IN_SETS.items() if key.split(".")[1] in names}
     return reach_of_trial(names, asked["model"], json.dumps([own, config_of(names)]))
 
 

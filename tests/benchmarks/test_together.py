@@ -23,7 +23,7 @@ from ascend_run.testing.parity import Case
 from ascend_run.testing.runtime import load_runtime
 from benchmarks.campaigns import set_cases, together
 from benchmarks.campaigns.campaign import PASSED, digest, is_full, read_result, result_path
-from benchmarks.campaigns.features import LAYOUTS, OPTIONS, features
+from benchmarks.campaigns.features import IN_SETS, LAYOUTS, features
 
 RESULT = read_result(together.CAMPAIGN.name)
 FEATURES = RESULT["figures"]["features"]
@@ -99,7 +99,7 @@ def test_what_is_refused_is_a_pair_or_less_and_planning_refuses_it() -> None:
         case = Case(
             plugins=(*asked["plugins"], *asked["beside"]),
             **{key: asked[key] for key in ("model", "layout", "config")},
-            options=OPTIONS,
+            options=IN_SETS,
         )
         trial = case.trial(case.plugins, steps=0, sharded=True)
         assert load_runtime().examine(trial, case.world_size).problems, asked
