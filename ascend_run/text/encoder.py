@@ -19,7 +19,8 @@ from .omissions import Omissions
 from .samples import Conversation, Message, Prompt, VerifiablePrompt, texts
 from .sources.problems import SHOWN_PROBLEMS
 from .templates import BEGIN, END, MARK, ChatTemplate, TemplateRefusal
-from .turns import Rendered, render, says_something
+from .turn_weights import weighted, without_weights
+from .turns import Rendered, render
 
 _BATCH: Final = 512
 """Samples tokenized per call."""
@@ -53,6 +54,10 @@ class Encoder:
     template: ChatTemplate
     keeps_special: bool
     """Whether text may spell a special token, which is then encoded as that token."""
+    train_on_inputs: bool = False
+    """Train what is between the assistant's turns too."""
+    mask_history: bool = False
+    """Train the last turn of the assistant only."""
 
     def description(self) -> Mapping[str, object]:
         """Return everything that determines the token ids, as JSON values."""
@@ -62,6 +67,8 @@ class Encoder:
             "template": self.template.source,
             "date": self.template.date,
             "keeps_special": self.keeps_special,
+            "train_on_inputs": self.train_on_inputs,
+            "mask_history": self.mask_history,
         }
 
     def label(
@@ -70,18 +77,12 @@ class Encoder:
         """Return the labelled ids of each conversation.
 
         Args:
-            only_last: Train the last message only, which is the assistant's.
+            only_last: Train the last turn of the assistant only, as ``mask_history`` does.
         """
-        made: list[Result[Rendered]] = []
-        for conversation in conversations:
-            result = self._attempt(
-                partial(render, self.template, conversation), conversation.messages
-            )
-            if only_last and isinstance(result, Rendered):
-                # An empty answer has no turn: the last one would be an earlier answer.
-                is_said = says_something(conversation.messages[-1])
-                result = result.only_last() if is_said else Rendered(result.text, ())
-            made.append(result)
+        made = [
+            self._attempt(partial(self._rendered, conversation, only_last), conversation.messages)
+            for conversation in conversations
+        ]
         tokens = iter(
             self.tokenizer.tokens.encode(
                 [result.text for result in made if isinstance(result, Rendered)]
@@ -91,6 +92,14 @@ class Encoder:
             label(result, next(tokens), self.tokenizer) if isinstance(result, Rendered) else result
             for result in made
         ]
+
+    def _rendered(self, conversation: Conversation, only_last: bool) -> Rendered:
+        return weighted(
+            render(self.template, without_weights(conversation)),
+            conversation.messages,
+            only_last=only_last or self.mask_history,
+            with_prompts=self.train_on_inputs,
+        )
 
     def prompt(self, sample: Prompt | VerifiablePrompt) -> Result[list[int]]:
         """Return the ids of messages up to where the assistant would start."""

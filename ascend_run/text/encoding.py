@@ -25,7 +25,7 @@ from .reading import SampleReader
 from .sample_files import is_sample_dataset, read_labelled, read_sample_record
 from .sources import find_sources
 
-_FORMAT: Final = 4
+_FORMAT: Final = 5
 
 TOO_LONG: Final = "too long"
 TRUNCATED: Final = "truncated"
@@ -50,7 +50,7 @@ class Encoded:
     ids: np.ndarray[Any, Any]
     """[tokens] int32."""
     trained: np.ndarray[Any, Any]
-    """[tokens] bool."""
+    """[tokens] Weight of each token's loss: bool; float32 if one is neither 0 nor 1."""
     ends: np.ndarray[Any, Any]
     """[documents] int64: end of each document in ``ids``."""
     report: Reading
@@ -234,7 +234,7 @@ def collected(
     for documents in samples:
         kept += 1
         ids += [np.asarray(document.ids, np.int32) for document in documents]
-        trained += [np.asarray(document.trained, np.bool_) for document in documents]
+        trained += [_weights(document) for document in documents]
     left_out = omissions.report()
     if not ids:
         raise DataError(
@@ -247,6 +247,12 @@ def collected(
         ends=np.cumsum([len(part) for part in ids]).astype(np.int64),
         report=Reading(conversations=count(), samples=kept, left_out=left_out),
     )
+
+
+def _weights(document: Labelled) -> np.ndarray[Any, Any]:
+    weights = np.asarray(document.trained, np.float32)
+    is_trained = weights.astype(np.bool_)
+    return is_trained if np.array_equal(is_trained, weights) else weights
 
 
 def file_facts(files: Sequence[Path]) -> Mapping[str, object]:

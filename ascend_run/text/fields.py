@@ -102,8 +102,13 @@ def _trained(result: Result[Labelled]) -> Result[Fields]:
     if not isinstance(result, Labelled):
         return result
     # The first token is never a label.
-    if True not in result.trained[1:]:
+    if not any(result.trained[1:]):
         return LeftOut(NOTHING_TO_TRAIN)
+    if others := sorted({*result.trained} - {0.0, 1.0}):
+        return TemplateRefusal(
+            f"a turn has the weight {others[0]}, and token files hold 0 or 1; round it, or name "
+            "the source itself in data.train"
+        )
     return _fields(result)
 
 

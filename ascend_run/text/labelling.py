@@ -7,6 +7,8 @@ boundaries, or on whether it encodes the start of a text differently.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import attrs
 
 from .chat_tokenizer import ChatTokenizer
@@ -20,7 +22,8 @@ class Labelled:
     """Tokens of one conversation, up to the last trained one."""
 
     ids: list[int]
-    trained: list[bool]
+    trained: Sequence[float]
+    """Weight of each token's loss: 0 if it is not trained, 1 in a conversation without weights."""
 
     def up_to(self, tokens: int) -> Labelled:
         """Return the first tokens."""
@@ -28,32 +31,33 @@ class Labelled:
 
     def end_of_turn(self, tokens: int) -> int:
         """Return the end of the last trained turn within the first tokens; 0 if none ends there."""
-        after = [*self.trained[1:], False]
+        after = [*self.trained[1:], 0.0]
         ends = (i for i in reversed(range(tokens)) if self.trained[i] and not after[i])
         return next(ends, -1) + 1
 
 
 def label(rendered: Rendered, tokens: Tokens, tokenizer: ChatTokenizer) -> Labelled:
-    """Mark the assistant's tokens, each turn with the special token that closes it.
+    """Weigh the assistant's tokens, each turn with the special token that closes it.
 
     A turn that the template does not close gets the end-of-sequence token.
 
     Args:
         tokens: Those of the text, without special tokens added.
     """
-    ids, trained = tokens.ids, [False] * len(tokens.ids)
-    left_open: set[int] = set()
-    for span in rendered.spans:
+    ids, trained = tokens.ids, [rendered.weight_of_prompts] * len(tokens.ids)
+    left_open: dict[int, float] = {}
+    weights = rendered.weights or (1.0,) * len(rendered.spans)
+    for span, weight in zip(rendered.spans, weights, strict=True):
         first, last, is_closed = _tokens_of(tokens, span, tokenizer)
-        trained[first:last] = [True] * (last - first)
+        trained[first:last] = [weight] * (last - first)
         if not is_closed and last > first:
-            left_open.add(last)
+            left_open[last] = weight
     for end in sorted(left_open, reverse=True):
         ids.insert(end, tokenizer.eos_id)
-        trained.insert(end, True)
+        trained.insert(end, left_open[end])
     begin = len(ids) - len(without_doubled(ids, tokenizer.bos_id))
     # No trained token attends to what follows the last one.
-    end = len(trained) - trained[::-1].index(True) if True in trained else 0
+    end = next((index + 1 for index in reversed(range(len(trained))) if trained[index]), 0)
     return Labelled(ids[begin:end], trained[begin:end])
 
 

@@ -27,6 +27,8 @@ from .omissions import Omitted, omitted_of_json
 
 FORMAT: Final = "ascend-run sample dataset"
 FORMAT_VERSION: Final = 1
+_OF_TURNS: Final = ("train_on_inputs", "mask_history")
+"""Options of an encoder that stand in a record if they are set."""
 
 
 def field_prefix(prefix: str | Path, field: str) -> Path:
@@ -89,6 +91,7 @@ def encoding_facts(encoder: Encoder) -> dict[str, Any]:
         "chat template": hashlib.sha256(encoder.template.source.encode()).hexdigest(),
         "date": encoder.template.date,
         "special_tokens": "keep" if encoder.keeps_special else "drop",
+        **{name: True for name in _OF_TURNS if getattr(encoder, name)},
     }
 
 
@@ -149,7 +152,8 @@ def check_sample_dataset(prefix: str, sample: str, encoder: Encoder | None) -> N
         )
     if encoder is not None:
         mine = encoding_facts(encoder)
-        others = [name for name, value in record.encoding.items() if mine.get(name) != value]
+        names = dict.fromkeys((*record.encoding, *mine))
+        others = [name for name in names if record.encoding.get(name) != mine.get(name)]
         if others:
             raise DataError(
                 f"{prefix} was made with another {' and '.join(others)} than this run has; make it "

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Generic, TypeVar
 
 import attrs
+import numpy as np
 import structlog
 
 from .encoder import Encoder
@@ -98,7 +99,7 @@ def _log(
         **{name: report.conversations},
         samples=len(packed.packs),
         tokens=len(encoded.ids),
-        trained_tokens=int(encoded.trained.sum()),
+        trained_tokens=int(np.count_nonzero(encoded.trained)),
         left_out=[why for each in (*recorded, report.left_out) for why in left_out_reasons(each)],
     )
     for reason in left_out_reasons(report.left_out):

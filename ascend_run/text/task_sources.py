@@ -31,6 +31,8 @@ class TaskSources:
     date: str | None = None
     keeps_special: bool = False
     """Keep samples whose text contains a special token of the tokenizer."""
+    train_on_inputs: bool = False
+    mask_history: bool = False
 
     def problems(self, config: RunConfig) -> list[str]:
         """Return everything that is wrong with what ``[data]`` names, one sentence each."""
@@ -73,7 +75,13 @@ class TaskSources:
                 date_option=f"plugins.{self.task}.date",
             )
         )
-        return Encoder(tokenizer=tokenizer, template=template, keeps_special=self.keeps_special)
+        return Encoder(
+            tokenizer=tokenizer,
+            template=template,
+            keeps_special=self.keeps_special,
+            train_on_inputs=self.train_on_inputs,
+            mask_history=self.mask_history,
+        )
 
     def open_reader(self) -> SampleReader:
         """Return what reads the samples of a run.

@@ -30,10 +30,10 @@ class Rendered:
     text: str
     spans: tuple[Span, ...]
     """The assistant's turns, in order."""
-
-    def only_last(self) -> Rendered:
-        """Return the same text with the last of the turns."""
-        return Rendered(self.text, self.spans[-1:])
+    weights: tuple[float, ...] | None = None
+    """Of each turn in the loss; None: 1."""
+    weight_of_prompts: float = 0.0
+    """Of what is between the turns."""
 
 
 def render(template: ChatTemplate, conversation: Conversation) -> Rendered:

@@ -186,7 +186,7 @@ class GPT(GPTModel):
                 **of_layers,
             )
             losses.append(self._loss(hidden, batch["labels"], batch["loss_mask"]))
-            counts.append(batch["loss_mask"].sum())
+            counts.append(batch["loss_mask"].count_nonzero())
         read = torch.stack((torch.stack(losses).detach().double(), torch.stack(counts).double()), 1)
         self.mtp_losses = read if self.mtp_losses is None else self.mtp_losses + read
         factor = self.config.mtp_loss_scaling_factor or 0.0

@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
 from ascend_run.text.samples import Conversation, Message
+from ascend_run.text.turn_weights import WEIGHT, weight_problem
 
 from . import DataHandler, Key, MalformedRecord, Record
 
@@ -56,22 +57,27 @@ def _roles(record: Record) -> Mapping[str, str]:
     return {**ROLES, **named}
 
 
-def message_list(record: Record, key: str) -> list[dict[str, Any]]:
+def message_list(record: Record, key: str, *, weighs: bool = False) -> list[dict[str, Any]]:
     """Return the messages under a key, with the roles of chat templates.
 
     Messages may have ``role`` and ``content`` or ``from`` and ``value``, or what the tags name.
+
+    Args:
+        weighs: Whether turns of the assistant may have a weight.
     """
     record.require(key)
     listed = record.parsed(key)
     if not isinstance(listed, list) or not listed:
         raise MalformedRecord(f"{record.own(key)!r} must be a list of messages")
     names, roles = _names(record), _roles(record)
-    return [_message(value, names, roles, i) for i, value in enumerate(listed, 1)]
+    return [
+        _weighed(_message(value, names, roles, i), i, weighs) for i, value in enumerate(listed, 1)
+    ]
 
 
 def one_message(record: Record, message: Any, name: str) -> dict[str, Any]:
     """Return one message with the role of chat templates; ``name`` is for messages."""
-    return _message(message, _names(record), _roles(record), name)
+    return _weighed(_message(message, _names(record), _roles(record), name), name, weighs=False)
 
 
 def _names(record: Record) -> Sequence[tuple[str, str]]:
@@ -99,7 +105,8 @@ def _message(
     known = roles.get(value) if isinstance(value, str) else None
     if known is None:
         raise MalformedRecord(
-            f"{_called(name)} has the role {value!r}; expected one of {', '.join(roles)}"
+            f"{_called(name)} has the role {value!r}; expected one of {', '.join(roles)}; rename "
+            "it, or map it, as in user_tag=NAME"
         )
     if not isinstance(text, str) and not (text is None and message.get("tool_calls")):
         lacks = "lacks" if own_content not in message else "must have a string as"
@@ -108,6 +115,22 @@ def _message(
     if len(message) > 2 or text is None:
         made |= {k: v for k, v in message.items() if k not in (own_role, own_content)}
     return made
+
+
+def _weighed(message: dict[str, Any], name: str | int, weighs: bool) -> dict[str, Any]:
+    """Return a message whose weight is right, or without one if that is null."""
+    if WEIGHT not in message:
+        return message
+    if message[WEIGHT] is None:  # as a table has it
+        del message[WEIGHT]
+    elif not weighs:
+        raise MalformedRecord(
+            f"{_called(name)} has the weight {message[WEIGHT]!r}, and only turns of whole "
+            "conversations have one; remove it"
+        )
+    elif problem := weight_problem(message):
+        raise MalformedRecord(f"{_called(name)} {problem}")
+    return message
 
 
 def _called(name: str | int) -> str:
@@ -131,8 +154,14 @@ def given_to_template(record: Record) -> dict[str, list[Any] | None]:
 
 def conversation(record: Record, key: str) -> Conversation:
     """Return the conversation under a key, with the record's system message and tools."""
-    messages = with_system(record, message_list(record, key))
-    return Conversation(messages=messages, **given_to_template(record))
+    listed = message_list(record, key, weighs=True)
+    turns = [message for message in listed if message["role"] == "assistant"]
+    if turns and all(turn.get(WEIGHT) == 0 for turn in turns):
+        raise MalformedRecord(
+            "every turn of the assistant has the weight 0, so nothing is trained; give one of them "
+            "a weight above 0, or remove the row"
+        )
+    return Conversation(messages=with_system(record, listed), **given_to_template(record))
 
 
 def convert(record: Record) -> Conversation:

@@ -56,6 +56,8 @@ _FORMATS = ("auto", "jsonl", "records", "text", "python")
     type=click.Choice(("drop", "keep")),
     help="Drop (default) or keep samples whose text contains a special token.",
 )
+@click.option("--train-on-inputs", is_flag=True, help="Train every token of conversations.")
+@click.option("--mask-history", is_flag=True, help="Train the assistant's last turn only.")
 @click.option("--placeholder-token", help="Token after each step, for process rewards.")
 @click.option(
     "--reward-tokens", multiple=True, metavar="TOKEN", help="Token of a rating; may be repeated."
@@ -145,7 +147,7 @@ def command(as_json: bool, workers: int | None, **values: Any) -> None:
 
 _OF_SAMPLES = (
     *("handler", "template", "date", "special_tokens"),
-    *("placeholder_token", "reward_tokens"),
+    *("train_on_inputs", "mask_history", "placeholder_token", "reward_tokens"),
 )
 _OF_ALL = ("inputs", "output_prefix", "tokenizer", "map_keys", "workers", "overwrite", "report")
 

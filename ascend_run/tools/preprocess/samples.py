@@ -24,7 +24,7 @@ from ascend_run.text.omissions import Omissions, Omitted, left_out_reasons
 from ascend_run.text.opening import ChatOptions, open_chat
 from ascend_run.text.reading import SampleReader
 from ascend_run.text.sample_files import SampleRecord, SamplesRead, encoding_facts, field_prefix
-from ascend_run.text.samples import ProcessReward, Sample, Text
+from ascend_run.text.samples import Conversation, ProcessReward, Sample, Text
 from ascend_run.text.sources import find_sources
 
 from .lengths import Lengths
@@ -50,6 +50,8 @@ class SampleOptions:
     template: str | None = None
     date: str | None = None
     special_tokens: str = "drop"
+    train_on_inputs: bool = False
+    mask_history: bool = False
     placeholder_token: str | None = None
     reward_tokens: tuple[str, ...] = ()
     workers: int = 1
@@ -243,6 +245,13 @@ def _problems(
             "--placeholder-token and --reward-tokens are for handlers of process rewards; leave "
             "them out"
         )
+    if (options.train_on_inputs or options.mask_history) and sample is not Conversation:
+        yield (
+            "--train-on-inputs and --mask-history are for handlers of conversations, and "
+            f"{options.handler!r} makes {sample.__name__} samples; leave them out"
+        )
+    if options.train_on_inputs and options.mask_history:
+        yield "--train-on-inputs trains every token, and --mask-history the last turn; name one"
     prefixes = [field_prefix(options.output_prefix, field) for field in fields]
     outputs = [NamedPath("the record", sidecar_path(options.output_prefix))]
     for prefix in prefixes:
@@ -273,7 +282,11 @@ def _encoders(options: SampleOptions, kind: type[Sample]) -> tuple[Encoder, Enco
         )
     )
     encoder = Encoder(
-        tokenizer=tokenizer, template=template, keeps_special=options.special_tokens == "keep"
+        tokenizer=tokenizer,
+        template=template,
+        keeps_special=options.special_tokens == "keep",
+        train_on_inputs=options.train_on_inputs,
+        mask_history=options.mask_history,
     )
     rewards = None
     if options.placeholder_token is not None:

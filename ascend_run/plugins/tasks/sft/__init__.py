@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 import attrs
 
@@ -26,6 +26,8 @@ from ascend_run.text.sample_options import SampleOptions
 
 if TYPE_CHECKING:
     from ascend_run.plugin_api import contracts as c
+    from ascend_run.text.samples import Sample
+    from ascend_run.text.task_sources import TaskSources
 
 
 @attrs.frozen(kw_only=True)
@@ -47,11 +49,23 @@ class SftConfig(SampleOptions):
     supports variable lengths, else ``seq_length``."""
     pad_to_multiple_of: int = attrs.field(default=8, validator=attrs.validators.ge(1))
     """With ``longest``: round lengths up to a multiple of this. Unit: tokens."""
+    train_on_inputs: bool = False
+    """Train every token, those of system, user and tools too; otherwise the assistant's turns."""
+    mask_history: bool = False
+    """Train the last turn of the assistant only; otherwise all of its turns."""
     packing: bool = False
     """Pack several conversations into each sample, without attention between them."""
     bidirectional_prompt: bool = False
     """Let the tokens of a prompt, before the first trained one, attend to one another (a prefix
     language model); otherwise attention is causal."""
+
+    def sources(self, task: str, kind: type[Sample]) -> TaskSources:
+        """Return what reads the task's samples."""
+        return attrs.evolve(
+            super().sources(task, kind),
+            train_on_inputs=self.train_on_inputs,
+            mask_history=self.mask_history,
+        )
 
 
 class Sft:
@@ -81,6 +95,14 @@ class Sft:
             LegacyFlag(flag="--stage", key="task", values={"sft": "sft"}),
             LegacyFlag(flag="--is-instruction-dataset", key="task", values={"": "sft"}),
             LegacyFlag(flag="--prompt-type", key="plugins.sft.template", values=None),
+            LegacyFlag(
+                flag="--variable-seq-lengths",
+                key="plugins.sft.padding",
+                values={"": "auto", None: "seq_length"},
+            ),
+            LegacyFlag(
+                flag="--pad-to-multiple-of", key="plugins.sft.pad_to_multiple_of", values=None
+            ),
         ),
         source="arXiv:2203.02155",
     )
@@ -134,6 +156,14 @@ class Sft:
         return wrap
 
 
+_NOT_WITH_INPUTS: Final = {
+    "mask_history=true": "only those of the last turn",
+    "too_long=turns": "cuts where a turn ends that is trained beside ones that are not",
+    "bidirectional_prompt=true": "lets the untrained tokens of a prompt attend to later ones",
+}
+"""What does not go with ``train_on_inputs``, and why."""
+
+
 def pads_to_longest(config: RunConfig, options: SftConfig) -> bool:
     """Return whether micro-batches may differ in length."""
     if options.padding != "auto":
@@ -177,6 +207,14 @@ def _option_problems(config: RunConfig, options: SftConfig) -> Iterator[str]:
             f"{config.model.window_size}, which masks every later token; leave out one of "
             "the two"
         )
+    if options.train_on_inputs:
+        for other, why in _NOT_WITH_INPUTS.items():
+            name, _, value = other.partition("=")
+            if str(getattr(options, name)).lower() == value:
+                yield (
+                    f"sft: plugins.sft.train_on_inputs=true trains every token, and "
+                    f"plugins.sft.{other} {why}; leave out one of the two"
+                )
     if options.padding == "longest":
         for reason in _needs_one_length(config):
             yield f"sft: plugins.sft.padding=longest does not go with {reason}; use seq_length"
