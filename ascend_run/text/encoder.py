@@ -19,6 +19,7 @@ from .omissions import Omissions
 from .samples import Conversation, Message, Prompt, VerifiablePrompt, texts
 from .sources.problems import SHOWN_PROBLEMS
 from .templates import BEGIN, END, MARK, ChatTemplate, TemplateRefusal
+from .tool_calls import calls_as_text
 from .turn_weights import weighted, without_weights
 from .turns import Rendered, render
 
@@ -95,15 +96,19 @@ class Encoder:
 
     def _rendered(self, conversation: Conversation, only_last: bool) -> Rendered:
         return weighted(
-            render(self.template, without_weights(conversation)),
+            render(self.template, self._for_template(conversation)),
             conversation.messages,
             only_last=only_last or self.mask_history,
             with_prompts=self.train_on_inputs,
         )
 
+    def _for_template(self, conversation: Conversation) -> Conversation:
+        plain = without_weights(conversation)
+        return plain if self.template.renders_calls else calls_as_text(plain)
+
     def prompt(self, sample: Prompt | VerifiablePrompt) -> Result[list[int]]:
         """Return the ids of messages up to where the assistant would start."""
-        messages = sample.messages
+        messages = self._for_template(Conversation(messages=sample.messages)).messages
         rendering = partial(
             self.template.render, messages, sample.tools, sample.documents, prompt=True
         )

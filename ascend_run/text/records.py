@@ -5,15 +5,24 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from types import MappingProxyType
-from typing import Any
+from typing import Any, Final
 
 import attrs
 
 from .sources.unicode_text import lone_surrogate
 
+_MOST_SHOWN: Final = 80
+"""Characters."""
+
 
 class MalformedRecord(Exception):
     """A record cannot be used; the message gives the reason, without its file and row."""
+
+
+def shortened(value: object) -> str:
+    """Return the beginning of a value, for messages."""
+    text = repr(value)
+    return text if len(text) <= _MOST_SHOWN else f"{text[:_MOST_SHOWN]}..."
 
 
 @attrs.frozen
@@ -74,8 +83,13 @@ class Record:
         if value is None or value == "":
             return []
         if not isinstance(value, list):
-            found = "text that is no JSON" if isinstance(value, str) else type(value).__name__
-            raise MalformedRecord(f"{self.own(key)!r} must be a list of {what}, found {found}")
+            found = type(value).__name__
+            if isinstance(value, str):
+                found = f"text that is no JSON: {shortened(value)}"
+            raise MalformedRecord(
+                f"{self.own(key)!r} must be a list of {what}, found {found}; correct it, or leave "
+                "it out"
+            )
         return value
 
     def parsed(self, key: str) -> Any:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, TypeAlias
 
@@ -75,7 +76,9 @@ Sample: TypeAlias = Text | Conversation | Preference | ProcessReward | Prompt | 
 
 
 def texts(messages: Sequence[Message]) -> Iterator[str]:
-    """Yield the text content of every message."""
+    """Yield the text content of every message, and its calls of tools as JSON."""
     for message in messages:
         if message["content"]:
             yield message["content"]
+        if calls := message.get("tool_calls"):
+            yield json.dumps(calls, ensure_ascii=False)

@@ -46,6 +46,11 @@ class ChatTemplate:
     skeletons: Skeletons = attrs.field(factory=Skeletons, init=False, eq=False)
     _compiled: Any = attrs.field(init=False, eq=False)
 
+    @property
+    def renders_calls(self) -> bool:
+        """Whether there is a form for calls of tools."""
+        return "tool_calls" in self.source
+
     def __attrs_post_init__(self) -> None:
         compiled, copies = _compile(self.source, self.name, self.date)
         object.__setattr__(self, "_compiled", compiled)

@@ -139,7 +139,9 @@ def test_tools_and_their_results_are_messages(tmp_path: Path) -> None:
     assert [message["role"] for message in conversation.messages] == [
         "system", "user", "assistant", "tool", "assistant",
     ]  # fmt: skip
-    assert conversation.tools == [{"name": "add"}]
+    assert conversation.tools == [{"type": "function", "function": {"name": "add"}}]
+    call = {"name": "add", "arguments": {"a": 1, "b": 1}}
+    assert conversation.messages[2]["tool_calls"] == [{"type": "function", "function": call}]
     assert conversation.messages[3]["content"] == "2"
 
 

@@ -9,11 +9,15 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
+from ascend_run.text.records import shortened
 from ascend_run.text.samples import Conversation, Message
+from ascend_run.text.sources.unicode_text import lone_surrogate
+from ascend_run.text.tool_calls import CALLS, calls_of_text
 from ascend_run.text.turn_weights import WEIGHT, weight_problem
 
 from . import DataHandler, Key, MalformedRecord, Record
 
+FUNCTION_CALL: Final = "function_call"
 ROLES: Final[Mapping[str, str]] = {
     "system": "system",
     "user": "user",
@@ -21,17 +25,18 @@ ROLES: Final[Mapping[str, str]] = {
     "assistant": "assistant",
     "gpt": "assistant",
     "model": "assistant",
-    "function_call": "assistant",
+    FUNCTION_CALL: FUNCTION_CALL,
     "tool": "tool",
     "observation": "tool",
 }
-"""Role names in datasets -> role names in chat templates."""
+"""Role names in datasets -> role names in chat templates; or ``function_call``, whose text becomes
+``tool_calls`` of the assistant."""
 
 TAGS: Final[Mapping[str, str]] = {
     "system_tag": "system",
     "user_tag": "user",
     "assistant_tag": "assistant",
-    "function_tag": "assistant",
+    "function_tag": FUNCTION_CALL,
     "observation_tag": "tool",
 }
 """Keys of a handler that name a role in the source -> the role in chat templates."""
@@ -111,10 +116,26 @@ def _message(
     if not isinstance(text, str) and not (text is None and message.get("tool_calls")):
         lacks = "lacks" if own_content not in message else "must have a string as"
         raise MalformedRecord(f"{_called(name)} {lacks} {own_content!r}")
-    made = {"role": known, "content": text}
+    made: dict[str, Any] = {"role": known, "content": text}
+    if known == FUNCTION_CALL:
+        made = {"role": "assistant", "content": "", CALLS: _calls(text, value, _called(name))}
     if len(message) > 2 or text is None:
         made |= {k: v for k, v in message.items() if k not in (own_role, own_content)}
     return made
+
+
+def _calls(text: Any, role: str, called: str) -> list[dict[str, Any]]:
+    """Return the calls of a message whose role says that it has nothing else."""
+    calls = calls_of_text(text) if isinstance(text, str) else None
+    if calls is None:
+        raise MalformedRecord(
+            f"{called} has the role {role!r} and the text {shortened(text)}; expected the JSON of "
+            '{"name": ..., "arguments": {...}}, or of a list of these; correct it, or give it the '
+            "role of the assistant"
+        )
+    if half := lone_surrogate(str(text), calls):
+        raise MalformedRecord(f"{called} {half}")
+    return calls
 
 
 def _weighed(message: dict[str, Any], name: str | int, weighs: bool) -> dict[str, Any]:

@@ -3,12 +3,17 @@
     {"conversations": [{"from": "human", "value": "..."}, {"from": "gpt", "value": "..."}],
      "system": "...", "tools": "[...]"}
 
-Roles: ``human``, ``gpt``, ``observation`` (a tool's result), ``function_call``, ``system``.
+Roles: ``human``, ``gpt``, ``observation`` (a tool's result), ``system``, and ``function_call``, the
+JSON of ``{"name": ..., "arguments": {...}}`` or of a list of these. Tools are the definitions of
+functions, with or without ``{"type": "function", "function": ...}`` around each.
 """
 
 from __future__ import annotations
 
+import attrs
+
 from ascend_run.text.samples import Conversation
+from ascend_run.text.tool_calls import described
 
 from . import DataHandler, Key, Record
 from .messages import OF_TEMPLATE, SYSTEM, conversation, tag_keys
@@ -16,7 +21,8 @@ from .messages import OF_TEMPLATE, SYSTEM, conversation, tag_keys
 
 def convert(record: Record) -> Conversation:
     """Return the conversation of a record."""
-    return conversation(record, "conversations")
+    read = conversation(record, "conversations")
+    return attrs.evolve(read, tools=described(read.tools))
 
 
 handler = DataHandler(

@@ -7,6 +7,7 @@
 from __future__ import annotations
 
 from ascend_run.text.samples import Message, Preference
+from ascend_run.text.tool_calls import described
 
 from . import DataHandler, Key, MalformedRecord, Record
 from .messages import (
@@ -22,11 +23,13 @@ from .messages import (
 
 def convert(record: Record) -> Preference:
     """Return the pair of a record."""
+    given = given_to_template(record)
     return Preference(
         prompt=with_system(record, message_list(record, "conversations")),
         chosen=_answer(record, "chosen"),
         rejected=_answer(record, "rejected"),
-        **given_to_template(record),
+        tools=described(given["tools"]),
+        documents=given["documents"],
     )
 
 
