@@ -19,6 +19,8 @@ from benchmarks.memory_prediction import TOLERANCE, plan_of
 
 NAME: Final = "adaptive-recompute"
 MIB: Final = 1 << 20
+BOUND: Final = 0.1
+"""Of a peak, where the run chooses by its times and the plan by FLOPs and bytes."""
 PIPELINE: Final = {"parallel.pipeline_model_parallel_size": 2, "train.global_batch_size": 16}
 CASES: Final = (
     Case(name="one rank", values={"train.global_batch_size": 8}),
@@ -29,6 +31,27 @@ CASES: Final = (
         values={**PIPELINE, "parallel.virtual_pipeline_model_parallel_size": 2},
     ),
 )
+HELD_OUT: Final = (
+    Case(
+        name="more layers, in fp32",
+        values={
+            "model.hidden_size": 48,
+            "model.ffn_hidden_size": 128,
+            "model.num_layers": 8,
+            "train.precision": "fp32",
+        },
+    ),
+    Case(
+        name="narrower, with longer sequences",
+        values={
+            "model.hidden_size": 32,
+            "model.ffn_hidden_size": 96,
+            "model.num_layers": 6,
+            "data.seq_length": 256,
+        },
+    ),
+)
+"""Models whose times no constant of the plan comes from."""
 
 
 def with_budget(case: Case, nbytes: float) -> Case:
@@ -71,3 +94,18 @@ def test_a_choice_is_planned_within_five_percent(
     for rank, (peak, _) in enumerate(found):
         expected = costs[prepared.layout.coordinate("pp", rank)].memory.peak
         assert expected == pytest.approx(peak, rel=TOLERANCE)
+
+
+@pytest.mark.parametrize("case", HELD_OUT, ids=lambda case: case.name)
+def test_a_choice_of_another_model_is_planned_within_ten_percent(
+    gloo_pool: GlooPool, case: Case
+) -> None:
+    """By the plan's own choice: it counts other parts than the run keeps, of about the bytes."""
+    _, (without,) = plan_of(case)
+    saved = (tensor for layer in without.rank.layers for tensor in without.rank.saved[layer])
+    within = with_budget(case, 0.5 * sum(tensor.nbytes for tensor in saved))
+    ((peak, layers),) = gloo_pool.run(peak_and_choice, 1, within.config)
+    _, (cost,) = plan_of(within)
+    assert {*layers.values()} != {"nothing"}
+    assert cost.memory.peak == pytest.approx(peak, rel=BOUND)
+    assert without.memory.peak > (1 + BOUND) * peak
