@@ -1,5 +1,5 @@
-"""Compute the loss of a projection to a vocabulary, forward and backward, ours and torch's
-alternately; one JSON line."""
+"""Compute the loss of a projection to a vocabulary, or the log-probability of each label, forward
+and backward, ours and torch's alternately; one JSON line."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from ascend_run.ops.linear.linear_cross_entropy import linear_cross_entropy
+from ascend_run.ops.linear.token_log_probabilities import token_log_probabilities
 
 from . import llama
 from .expert_mlps_worker import Step, difference, seconds_of
@@ -50,6 +51,30 @@ def steps(inputs: Sequence[Tensor]) -> tuple[Step, Step]:
     return with_gradients(ours), with_gradients(all_logits)
 
 
+def token_steps(inputs: Sequence[Tensor]) -> tuple[Step, Step]:
+    """The same for log-probabilities: functions that return them and both gradients, for one random
+    upstream gradient of each token."""
+    hidden_TH, weight_VH, labels_T = inputs
+    upstream_T = torch.randn(len(labels_T), generator=torch.Generator().manual_seed(6))
+
+    def ours() -> Tensor:
+        return token_log_probabilities(hidden_TH, weight_VH, labels_T)
+
+    def all_logits() -> Tensor:
+        logits_TV = F.linear(hidden_TH, weight_VH)
+        return F.log_softmax(logits_TV, dim=1).gather(1, labels_T[:, None])[:, 0]
+
+    def with_gradients(values_of: Any) -> Step:
+        def step() -> tuple[Tensor, ...]:
+            values = values_of()
+            upstream = upstream_T.to(values.dtype)
+            return values.detach(), *torch.autograd.grad(values, (hidden_TH, weight_VH), upstream)
+
+        return step
+
+    return with_gradients(ours), with_gradients(all_logits)
+
+
 def peak_bytes(step: Step, inputs: Sequence[Tensor]) -> int:
     """Return the most bytes of storages in a step, without its inputs."""
     with LiveStorages(inputs) as seen:
@@ -64,12 +89,13 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--hidden", type=int, default=512)
     parser.add_argument("--words", type=int, default=65536)
     parser.add_argument("--dtype", choices=llama.DTYPES, default="bf16")
+    parser.add_argument("--by-token", action="store_true", help="log-probabilities, not the loss")
     parser.add_argument("--pairs", type=int, default=5)
     parser.add_argument("--steps", type=int, default=2)
     options = parser.parse_args(arguments)
     dtype = llama.DTYPES[options.dtype]
     inputs = leaves(options.tokens, options.hidden, options.words, dtype)
-    ours, peer = steps(inputs)
+    ours, peer = (token_steps if options.by_token else steps)(inputs)
     results = ours()
     result: dict[str, Any] = {
         "difference": difference(results, peer()),

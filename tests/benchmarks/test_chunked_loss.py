@@ -34,30 +34,48 @@ def test_rows_count_only_if_results_are_equal(
 ) -> None:
     results_of(monkeypatch, difference=apart)
     rows = [benchmark.measure(Settings(pairs=2)) for benchmark in chunked_loss.benchmarks()]
-    assert [row.met for row in rows] == [met] * 2
+    assert [row.met for row in rows] == [met] * 4
     assert [row.goal for row in rows] == [b.goal for b in chunked_loss.benchmarks()]
-    assert [row.ratio for row in rows] == [1.5, None]
+    assert [row.ratio for row in rows] == [1.5, None] * 2
 
 
 def test_a_sixth_of_the_bytes_is_too_many(monkeypatch: pytest.MonkeyPatch) -> None:
     results_of(monkeypatch, ours_bytes=16)
-    *times, by_bytes = (b.measure(Settings(pairs=2)) for b in chunked_loss.benchmarks())
-    assert all(row.met for row in times)
-    assert (by_bytes.ours, by_bytes.met) == (16.0, False)
+    rows = [b.measure(Settings(pairs=2)) for b in chunked_loss.benchmarks()]
+    assert all(row.met for row in rows[::2])
+    assert [(row.ours, row.met) for row in rows[1::2]] == [(16.0, False)] * 2
 
 
-def test_both_compute_the_same(capsys: pytest.CaptureFixture[str]) -> None:
+def test_each_row_measures_what_its_name_says(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[bool] = []
+
+    def worker(_: str, *words: str, **__: Any) -> dict[str, Any]:
+        asked.append("--by-token" in words)
+        return {"difference": 1.0, "ours": [1.0], "peer": [1.0], "gradient_bytes": 1} | {
+            "ours_bytes": 1,
+            "peer_bytes": 1,
+        }
+
+    monkeypatch.setattr(chunked_loss, "worker", worker)
+    names = [b.measure(Settings(pairs=1)).name for b in chunked_loss.benchmarks()]
+    assert [name.startswith("log-probabilities") for name in names] == asked
+    assert asked == [False, False, True, True]
+
+
+@pytest.mark.parametrize("more", [[], ["--by-token"]], ids=["loss", "log-probabilities"])
+def test_both_compute_the_same(capsys: pytest.CaptureFixture[str], more: list[str]) -> None:
     words = [*TINY, "--dtype", "fp32", "--pairs", "2", "--steps", "1"]
-    chunked_loss_worker.main(words)
+    chunked_loss_worker.main([*words, *more])
     result = json.loads(capsys.readouterr().out)
     assert result["difference"] <= 1e-5
     assert (len(result["ours"]), len(result["peer"])) == (2, 2)
 
 
+@pytest.mark.parametrize("steps", [chunked_loss_worker.steps, chunked_loss_worker.token_steps])
 @pytest.mark.parametrize("index", range(3))
-def test_a_difference_of_the_loss_or_a_gradient_is_seen(index: int) -> None:
+def test_a_difference_of_a_value_or_a_gradient_is_seen(index: int, steps: Any) -> None:
     inputs = chunked_loss_worker.leaves(8, 4, 12, torch.float32)
-    ours, peer = chunked_loss_worker.steps(inputs)
+    ours, peer = steps(inputs)
     wrong = [tensor.clone() for tensor in ours()]
     assert difference(wrong, peer()) <= 1e-5
     wrong[index].view(-1)[-1] += wrong[index].abs().max()
