@@ -25,10 +25,14 @@ def weight_source(folder: str | None, seed: int) -> dict[str, str]:
     return {"source": str(folder), "digest": weights_digest(folder)}
 
 
-def weights_digest(folder: str | Path) -> str:
-    """Return a digest of a Hugging Face folder by the ends of its files."""
+def weights_digest(folder: str | Path, config: str = "config.json") -> str:
+    """Return a digest of a Hugging Face folder by the ends of its files.
+
+    Args:
+        config: Name of the file beside those of tensors.
+    """
     digest, root = hashlib.sha256(), Path(folder)
-    for path in sorted([root / "config.json", *root.glob("*.safetensors")]):
+    for path in sorted([root / config, *root.glob("*.safetensors")]):
         size = path.stat().st_size
         digest.update(f"{path.name} {size}\n".encode())
         with path.open("rb") as stream:

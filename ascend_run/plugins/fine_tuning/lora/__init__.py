@@ -29,6 +29,8 @@ if TYPE_CHECKING:
     from ascend_run.plugin_api import Layout, RunConfig, RunContext
     from ascend_run.plugin_api import contracts as c
 
+    from .base import BaseRecord
+
 ROLE = "policy"
 """The model that is adapted; a reference model beside it stays unchanged."""
 
@@ -61,7 +63,8 @@ class LoraOptions:
     ``output_layer``, ``final_layernorm``, ``input_layernorm``, ``pre_mlp_layernorm``,
     ``router`` ..."""
     load: str | None = None
-    """Folder of an adapter in PEFT format to start from."""
+    """Folder of an adapter in PEFT format to start from. A task's base that is its reference has
+    this adapter, too, and keeps it as it was loaded."""
     export: bool | None = None
     """Write the adapter in PEFT format to ``<run.output_dir>/adapter``, with every checkpoint and
     after the last step; default: if PEFT's names for the model's family are known."""
@@ -112,6 +115,7 @@ class Lora:
     def __init__(self, config: LoraOptions) -> None:
         self.config = config
         self._exported_step: int | None = None
+        self._record: BaseRecord | None = None
 
     @hookimpl
     def ascend_check(self, config: RunConfig) -> Sequence[str]:
@@ -153,7 +157,7 @@ class Lora:
             return None
 
         def wrap(model: nn.Module) -> nn.Module:
-            from .adapter import adapters, number_layers
+            from .adapter import adapters, copy_loaded, number_layers
             from .freezing import freeze
             from .peft_folder import load_adapters
             from .saved_modules import saved_modules
@@ -166,6 +170,7 @@ class Lora:
             if self.config.load is not None:
                 load_adapters(self.config.load, model, config, self.config)
                 keep_loaded(model, config, self.config)
+                copy_loaded(model)
             return model
 
         return wrap
@@ -182,10 +187,14 @@ class Lora:
                 "cannot be the reference, since these modules are trained in place; expected no "
                 "such modules, or a reference with weights of its own (plugins.dpo.reference=...)"
             )
-        from .adapter import adapters, switched_off
+        from .adapter import adapters, as_loaded, switched_off
 
+        is_base = not any(bundle.frozen for bundle in context.models.values())
+        if self._record is not None and is_base:
+            self._record.require_same_load()
+        without = switched_off if self.config.load is None else as_loaded
         chunks = context.models[ROLE].chunks
-        return lambda: switched_off([one for chunk in chunks for one in adapters(chunk)])
+        return lambda: without([one for chunk in chunks for one in adapters(chunk)])
 
     @hookimpl
     def ascend_checkpoint_filter(
@@ -206,7 +215,8 @@ class Lora:
     def ascend_checkpoint_entries(self, context: RunContext) -> Mapping[str, c.CheckpointEntry]:
         from .base import BaseRecord
 
-        return {"lora": BaseRecord(context.config, self.config)}
+        self._record = BaseRecord(context.config, self.config)
+        return {"lora": self._record}
 
     @hookimpl
     def ascend_before_run(self, context: RunContext) -> None:

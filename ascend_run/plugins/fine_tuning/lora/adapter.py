@@ -73,6 +73,8 @@ class Adapter(nn.Module):
     ) -> None:
         super().__init__()
         self.layer, self.name, self.is_on = layer_index, name, True
+        self.loaded: dict[str, Tensor] = {}
+        """Parameter -> what ``as_loaded`` computes with."""
         self.parts = tuple(parts)
         self.ranks = [rank_of_part(part, options) for part in parts]
         self.scales = {part: scale_of_part(part, options) for part in parts}
@@ -246,6 +248,26 @@ def switched_off(modules: Sequence[Adapter]) -> Iterator[None]:
     finally:
         for adapter in modules:
             adapter.is_on = True
+
+
+def copy_loaded(model: nn.Module) -> None:
+    """Remember the values of adapters that were loaded, before they are trained."""
+    for adapter in adapters(model):
+        adapter.loaded = {n: p.detach().clone() for n, p in adapter.named_parameters()}
+
+
+@contextmanager
+def as_loaded(modules: Sequence[Adapter]) -> Iterator[None]:
+    """Let linears compute with the adapters that the run began with; without gradients."""
+    trained = [(p, p.data) for adapter in modules for p in adapter.parameters()]
+    for adapter in modules:
+        for name, parameter in adapter.named_parameters():
+            parameter.data = adapter.loaded[name].to(parameter)
+    try:
+        yield
+    finally:
+        for parameter, values in trained:
+            parameter.data = values
 
 
 def number_layers(model: nn.Module) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Final
 
-from ascend_run.ops.weight_sources import weight_source
+from ascend_run.ops.weight_sources import weight_source, weights_digest
 from ascend_run.plugin_api import CheckpointError
 
 if TYPE_CHECKING:
@@ -30,11 +30,15 @@ class BaseRecord:
     def __init__(self, config: RunConfig, options: LoraOptions) -> None:
         self._options = options
         self._base = weight_source(config.model.hf_path, config.run.seed)["digest"]
+        folder = options.load
+        self._loaded = None if folder is None else weights_digest(folder, "adapter_config.json")
+        self._saved_loaded = self._loaded
 
     def state_dict(self) -> Mapping[str, object]:
         options = self._options
         return {
             "base": self._base,
+            "loaded": self._loaded,
             "rank": options.rank,
             "alpha": options.alpha,
             "rslora": options.rslora,
@@ -54,7 +58,7 @@ class BaseRecord:
         problems = [
             f"plugins.lora.{name}={now[name]}, but the checkpoint's adapters have {state[name]}"
             for name in now
-            if name != "base" and state[name] != now[name]
+            if name not in ("base", "loaded") and state[name] != now[name]
         ]
         if state["base"] != now["base"] and self._options.checkpoint == "adapters":
             problems.append(
@@ -63,3 +67,17 @@ class BaseRecord:
             )
         if problems:
             raise CheckpointError("the run cannot resume with these adapters", problems)
+        self._saved_loaded = state.get("loaded", self._loaded)
+
+    def require_same_load(self) -> None:
+        """Check that the run resumed beside the adapters that it began with.
+
+        Raises:
+            CheckpointError: ``plugins.lora.load`` has changed, so the reference would.
+        """
+        if self._saved_loaded != self._loaded:
+            raise CheckpointError(
+                f"plugins.lora.load={self._options.load} holds other adapters than the run began "
+                "with, which are part of its reference; name the folder that it began with, or "
+                "start from scratch with another run.output_dir"
+            )
