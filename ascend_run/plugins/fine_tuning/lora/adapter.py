@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import hashlib
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from typing import TYPE_CHECKING, Any, TypeAlias, cast
 
@@ -72,7 +72,7 @@ class Adapter(nn.Module):
         options: LoraOptions,
     ) -> None:
         super().__init__()
-        self.layer, self.name, self.is_on = layer_index, name, True
+        self.layer, self.name, self.is_on, self.is_fused = layer_index, name, True, False
         self.loaded: dict[str, Tensor] = {}
         """Parameter -> what ``as_loaded`` computes with."""
         self.parts = tuple(parts)
@@ -120,14 +120,15 @@ class Adapter(nn.Module):
             block.copy_(drawn if self.is_column else drawn.chunk(size, dim=1)[rank])
 
     def forward(self, x_SBH: Tensor) -> Tensor:
-        inner = F.linear(self._dropped(x_SBH), self.lora_A)
+        inner = F.linear(self.dropped(x_SBH), self.lora_A)
         return self._outer(self._exchanged(inner))
 
     def blocks_of_a(self) -> Iterator[tuple[str, Tensor]]:
         """Yield every part and its rows of ``lora_A``, [R, H]."""
         return zip(self.parts, self.lora_A.split(self.ranks), strict=True)
 
-    def _dropped(self, x: Tensor) -> Tensor:
+    def dropped(self, x: Tensor) -> Tensor:
+        """Apply dropout to the adapter's input; return it as it is without any."""
         if not self.training or self.dropout == 0.0:
             return x
         # Ranks with the same input must draw the same dropout mask, others an independent one.
@@ -154,21 +155,49 @@ class Adapter(nn.Module):
         summed: Tensor = reduce_from_tensor_model_parallel_region(inner, group=group)
         return summed
 
+    def outer_matrix(self, dtype: torch.dtype) -> Tensor:
+        """Return every part's B times its scale as one matrix, [sum of R, O]; differentiable.
+
+        Numerics: multiplying by it equals the parts' own matmuls, except for the reduction order.
+        """
+        products, before, total = {}, 0, sum(self.ranks)
+        for part, rank in zip(self.parts, self.ranks, strict=True):
+            block = self.scales[part] * self._matrix(part, dtype).t()
+            products[part] = F.pad(block, (0, 0, before, total - before - rank))
+            before += rank
+        return self._joined(products)
+
     def _outer(self, inner: Tensor) -> Tensor:
         """Apply every part's B and scale in Megatron's order of rows: [.., sum of R] -> [.., O]."""
-        blocks = dict(zip(self.parts, inner.split(self.ranks, dim=-1), strict=True))
-        outputs = []
-        for part, (groups, rows) in self.rows.items():
-            if part in blocks:
-                matrix = self.lora_B[part].to(inner.dtype)
-                if self.shares_groups:  # backward sums what the ranks' rows contribute
-                    matrix = copy_to_tensor_model_parallel_region(matrix, group=self.tp_group)
-                product = self.scales[part] * F.linear(blocks[part], matrix)
-                if len(self.rows) == 1:
-                    return product
-                outputs.append(product.unflatten(-1, (groups, rows)))
-            else:
-                outputs.append(inner.new_zeros((*inner.shape[:-1], groups, rows)))
+        blocks = zip(self.parts, inner.split(self.ranks, dim=-1), strict=True)
+        return self._joined(
+            {
+                part: self.scales[part] * F.linear(block, self._matrix(part, inner.dtype))
+                for part, block in blocks
+            }
+        )
+
+    def _matrix(self, part: str, dtype: torch.dtype) -> Tensor:
+        matrix: Tensor = self.lora_B[part].to(dtype)
+        if not self.shares_groups:
+            return matrix
+        # Backward sums what the ranks' rows contribute.
+        copied: Tensor = copy_to_tensor_model_parallel_region(matrix, group=self.tp_group)
+        if copied.requires_grad:  # of a gradient with other strides, Megatron would sum a copy
+            copied.register_hook(Tensor.contiguous)
+        return copied
+
+    def _joined(self, products: Mapping[str, Tensor]) -> Tensor:
+        """Return the outputs of parts in Megatron's order of rows, with zeros for other parts."""
+        first = products[self.parts[0]]
+        if len(self.rows) == 1:
+            return first
+        outputs = [
+            products[part].unflatten(-1, (groups, rows))
+            if part in products
+            else first.new_zeros((*first.shape[:-1], groups, rows))
+            for part, (groups, rows) in self.rows.items()
+        ]
         out = torch.cat(outputs, dim=-1).flatten(-2)
         if self.shares_groups:
             return out.chunk(self.tp_group.size(), -1)[self.tp_group.rank()]
@@ -177,8 +206,7 @@ class Adapter(nn.Module):
     @torch.no_grad()
     def delta(self) -> Tensor:
         """Return the update of this rank's weight, [O, H], float64."""
-        identity = torch.eye(sum(self.ranks), dtype=torch.float64, device=self.lora_A.device)
-        return self._outer(identity).t() @ self.lora_A.double()
+        return self.outer_matrix(torch.float64).t() @ self.lora_A.double()
 
     def sharded_state_dict(
         self,
@@ -225,7 +253,8 @@ def attach(
     def wrap(inner: Forward) -> Forward:
         def forward(x: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor | None]:
             out, bias = inner(x, *args, **kwargs)
-            return (out + adapter(x) if adapter.is_on else out), bias
+            adds = adapter.is_on and not adapter.is_fused
+            return (out + adapter(x) if adds else out), bias
 
         return forward
 

@@ -3,107 +3,19 @@ then the weights after five steps. Adapters are saved by PEFT, with random A and
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from pathlib import Path
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
 import torch
-from safetensors.torch import save_file
 
 from ascend_run.testing.models import MODELS
 from ascend_run.testing.pool import GlooPool
 from ascend_run.testing.runtime import RankOutcome, Trial, run_trial
-from ascend_run.testing.tensors import differences, full_tensors
-from ascend_run.types.layout import AXIS_KEYS, axis_settings, world_size
+from ascend_run.testing.tensors import full_tensors
+from ascend_run.types.layout import AXIS_KEYS, axis_settings
+from tests.plugins.fine_tuning.adapter_trials import Trials, assert_parity
 from tests.support.needed_plugins import names_of
-
-RANK = 4
-
-
-def write_adapter(folder: Path, moe: bool) -> str:
-    """Write random adapters for the conformance kit's models, in PEFT's format."""
-    hidden, feed, heads, groups, width = 32, 48, 8, 2, 4
-    shapes = {
-        "self_attn.q_proj": (heads * width, hidden),
-        "self_attn.k_proj": (groups * width, hidden),
-        "self_attn.v_proj": (groups * width, hidden),
-        "self_attn.o_proj": (hidden, heads * width),
-    }
-    if not moe:
-        shapes |= {
-            "mlp.gate_proj": (feed, hidden),
-            "mlp.up_proj": (feed, hidden),
-            "mlp.down_proj": (hidden, feed),
-        }
-    generator = torch.Generator().manual_seed(4)
-    tensors = {}
-    for layer in range(2):
-        for module, (rows, columns) in shapes.items():
-            name = f"base_model.model.model.layers.{layer}.{module}"
-            for part, shape in (("A", (RANK, columns)), ("B", (rows, RANK))):
-                drawn = torch.randn(shape, generator=generator) * 0.2
-                tensors[f"{name}.lora_{part}.weight"] = drawn
-    folder.mkdir(exist_ok=True)
-    save_file(tensors, folder / "adapter_model.safetensors")
-    (folder / "adapter_config.json").write_text(
-        f'{{"peft_type": "LORA", "r": {RANK}, "lora_alpha": 6}}'
-    )
-    return str(folder)
-
-
-class Trials:
-    """Runs with adapters on the kit's batches."""
-
-    def __init__(self, pool: GlooPool, folder: Path) -> None:
-        self.pool = pool
-        self.adapters = {
-            "dense": write_adapter(folder / "dense", moe=False),
-            "moe": write_adapter(folder / "moe", moe=True),
-        }
-        self.made: dict[str, list[RankOutcome]] = {}
-
-    def __call__(
-        self,
-        model: str,
-        layout: Mapping[str, int],
-        beside: Sequence[str] = (),
-        steps: int = 0,
-        config: Mapping[str, Any] | None = None,
-    ) -> list[RankOutcome]:
-        ranks = world_size(layout)
-        values = {
-            **MODELS[model],
-            "plugins.lora.rank": RANK,
-            "plugins.lora.alpha": 6.0,
-            "plugins.lora.load": self.adapters[model],
-            **axis_settings(layout),
-            "parallel.sequence_parallel": bool(layout.get("sp", layout.get("tp", 1) > 1)),
-            **(config or {}),
-        }
-        trial = Trial(plugins=("lora", *beside), config=values, steps=steps)
-        key = f"{ranks} {trial}"
-        if key not in self.made:
-            self.made[key] = self.pool.run(run_trial, ranks, trial, timeout=100)
-        return self.made[key]
-
-
-@pytest.fixture(scope="module")
-def trials(gloo_pool: GlooPool, tmp_path_factory: pytest.TempPathFactory) -> Trials:
-    return Trials(gloo_pool, tmp_path_factory.mktemp("adapters"))
-
-
-def assert_parity(
-    outcomes: Sequence[RankOutcome], plain: Sequence[RankOutcome], tolerance: float
-) -> None:
-    got, want = full_tensors(outcomes), full_tensors(plain)
-    assert got.problems(tolerance) == []
-    assert list(differences(got.tensors, want.tensors, tolerance)) == []
-    for outcome in outcomes:
-        assert outcome.losses == pytest.approx(plain[0].losses, rel=tolerance)
-        assert outcome.grad_norms == pytest.approx(plain[0].grad_norms, rel=tolerance)
-    assert all(".adapter.lora_" in name for name in want.tensors)
-
 
 CASES: dict[str, tuple[str, dict[str, int], tuple[str, ...], dict[str, Any]]] = {
     "tp=2": ("dense", {"tp": 2, "sp": 0}, (), {}),
