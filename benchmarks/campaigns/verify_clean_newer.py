@@ -31,6 +31,7 @@ TRIES: Final = 1000
 """Draws until one can be verified: features of experts spread over ranks need about sixty."""
 CHOICES: Final[Mapping[str, Sequence[Mapping[str, Any]]]] = {
     "alibi": ({}, {"distance": "root"}),
+    "cc-lora": ({}, {"slices": 3}, {"merge": True}),
     "coc": ({}, {"parallel_num": 4}, {"recompute_all_gather": False}),
     "compile": ({}, {"regions": "parts"}),
     "eod-reset": ({"eod_token_id": 1}, {"eod_token_id": 1, "reset_position_ids": False}),
@@ -60,6 +61,7 @@ NEEDS: Final[Mapping[str, Mapping[str, Any]]] = {
 """Feature -> settings without which it has nothing to do. Those of ``features.CONFIG`` hold where
 layouts are compared in fp32 as well."""
 BESIDE: Final[Mapping[str, str]] = {
+    "cc-lora": "lora",  # it computes its adapters
     "recompute-comm-opt": "recompute",  # it changes how layers are recomputed
     "recompute-in-advance": "recompute",  # it changes when
 }

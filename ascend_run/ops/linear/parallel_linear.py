@@ -93,6 +93,12 @@ def _start_reduce_scatter(x: Tensor, group: Group) -> tuple[Tensor, dist.Work, T
     return out, dist.reduce_scatter_tensor(out, x, group=group, async_op=True), x
 
 
+ParallelLinearFunction: TypeAlias = Callable[
+    [Tensor, Tensor, LinearCollectives, Group | None, "LinearImplementation"], Tensor
+]
+"""A function with the arguments of ``parallel_linear``."""
+
+
 @attrs.frozen(kw_only=True)
 class LinearImplementation:
     """How one linear computes; several plugins may set fields of it."""
@@ -105,6 +111,8 @@ class LinearImplementation:
     """Adds the weight's gradient to its ``main_grad``; None returns it as a separate tensor."""
     keep_gathered: bool = False
     """Save the gathered input of a column-parallel linear for backward; else gather it again."""
+    adapted: ParallelLinearFunction | None = None
+    """Computes the linear with more than its weight, in place of ``parallel_linear``."""
 
     @property
     def matmuls(self) -> CollectiveMatmuls:
@@ -237,8 +245,11 @@ class _LinearForward:
     linear: Any
     implementation: LinearImplementation
 
-    def _with_bias(self, out: Tensor) -> tuple[Tensor, Tensor | None]:
-        linear = self.linear
+    def _computed(
+        self, x: Tensor, weight: Tensor, collectives: LinearCollectives
+    ) -> tuple[Tensor, Tensor | None]:
+        linear, how = self.linear, self.implementation
+        out = (how.adapted or parallel_linear)(x, weight, collectives, linear.tp_group, how)
         if linear.skip_bias_add or linear.bias is None:
             return out, linear.bias if linear.skip_bias_add else None
         return out + linear.bias, None
@@ -264,9 +275,7 @@ class _ColumnForward(_LinearForward):
             collectives = (
                 LinearCollectives.COLUMN if linear.allreduce_dgrad else LinearCollectives.NONE
             )
-        return self._with_bias(
-            parallel_linear(input_, weight, collectives, linear.tp_group, self.implementation)
-        )
+        return self._computed(input_, weight, collectives)
 
 
 class _RowForward(_LinearForward):
@@ -282,8 +291,4 @@ class _RowForward(_LinearForward):
                 if linear.sequence_parallel
                 else LinearCollectives.ROW
             )
-        return self._with_bias(
-            parallel_linear(
-                input_, linear.weight, collectives, linear.tp_group, self.implementation
-            )
-        )
+        return self._computed(input_, linear.weight, collectives)
