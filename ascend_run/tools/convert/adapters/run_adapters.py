@@ -71,7 +71,8 @@ def require_same_base(values: Mapping[str, Any], adapters: ModelSource, base: Mo
     """
     record = adapter_record(values, adapters)
     plugin: Any = discover().load([_PLUGIN])[_PLUGIN]
-    given = {name: value for name, value in record.items() if name != "base"}
+    known = attrs.fields_dict(plugin.config_class)
+    given = {name: value for name, value in record.items() if name in known}
     options = plugin.config_class(**given)
     model = FieldSection({**base.config.model, "hf_path": str(base.folder)})
     context = SimpleNamespace(config=attrs.evolve(base.config, model=model))
