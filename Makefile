@@ -109,6 +109,7 @@ check: venv
 	$(BIN)/python -m scripts.package_layers --check
 	$(BIN)/python -m scripts.family_pages --check
 	$(BIN)/python -m scripts.handler_table --check
+	$(BIN)/python -m scripts.long_sequence_table --check
 	$(BIN)/python -m scripts.preset_table --check
 	$(BIN)/python -m scripts.field_words
 	$(BIN)/towncrier build --draft >/dev/null
