@@ -117,6 +117,8 @@ READ: Final[dict[str, dict[str, set[str]]]] = {
         "text/handlers/sharegpt_r1.py": {"last"},
         "text/samples.py": {"message"},
         "text/skeletons.py": {"message"},
+        "text/tool_calls.py": {"call", "message"},
+        "text/turn_weights.py": {"message"},
         "text/turns.py": {"message"},
     },
     "named tensors of a batch, a sample index or a state": {

@@ -6,6 +6,8 @@
 
 from __future__ import annotations
 
+import attrs
+
 from ascend_run.text.samples import Message, Preference
 from ascend_run.text.tool_calls import described
 
@@ -23,14 +25,13 @@ from .messages import (
 
 def convert(record: Record) -> Preference:
     """Return the pair of a record."""
-    given = given_to_template(record)
-    return Preference(
+    pair = Preference(
         prompt=with_system(record, message_list(record, "conversations")),
         chosen=_answer(record, "chosen"),
         rejected=_answer(record, "rejected"),
-        tools=described(given["tools"]),
-        documents=given["documents"],
+        **given_to_template(record),
     )
+    return attrs.evolve(pair, tools=described(pair.tools))
 
 
 def _answer(record: Record, key: str) -> Message:
