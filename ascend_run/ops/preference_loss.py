@@ -11,11 +11,9 @@ from torch import Tensor
 # P pairs
 
 LOSSES: Final = ("sigmoid", "robust", "hinge", "ipo")
+REWARDS: Final = ("rewards/chosen", "rewards/rejected", "rewards/margins", "rewards/accuracies")
 METRICS: Final = (
-    "rewards/chosen",
-    "rewards/rejected",
-    "rewards/margins",
-    "rewards/accuracies",
+    *REWARDS,
     "logps/chosen",
     "logps/rejected",
     "lengths/chosen",
@@ -80,13 +78,35 @@ def preference_loss(kind: str, margin_P: Tensor, *, beta: float, smoothing: floa
     return (1 - smoothing) * right_P + smoothing * swapped_P
 
 
-def preference_metrics(*, rewards: Answers, logps: Answers, lengths: Answers) -> dict[str, Tensor]:
-    """Return the value of each of ``METRICS`` for each pair, [P]."""
+def reward_loss(rewards: Answers, *, margin: float = 0.0, centering: float = 0.0) -> Tensor:
+    """Return the loss of each pair, [P]: ``-s(c - r - margin) + centering (c + r)^2`` of rewards
+    ``c`` of the chosen and ``r`` of the rejected answer; ``s`` is the logarithm of the sigmoid.
+
+    The logarithm is taken at once, so that a large negative difference has a finite loss.
+
+    Source: Ouyang et al. 2022, arXiv:2203.02155, equation 1; Eisenstein et al. 2023,
+    arXiv:2312.09244, section 3.1.
+    """
+    loss_P = -F.logsigmoid(rewards.margin_P - margin)
+    if centering == 0.0:
+        return loss_P
+    return loss_P + centering * (rewards.chosen_P + rewards.rejected_P) ** 2
+
+
+def reward_metrics(rewards: Answers) -> dict[str, Tensor]:
+    """Return the value of each of ``REWARDS`` for each pair, [P]."""
     return {
         "rewards/chosen": rewards.chosen_P,
         "rewards/rejected": rewards.rejected_P,
         "rewards/margins": rewards.margin_P,
         "rewards/accuracies": (rewards.margin_P > 0).double(),
+    }
+
+
+def preference_metrics(*, rewards: Answers, logps: Answers, lengths: Answers) -> dict[str, Tensor]:
+    """Return the value of each of ``METRICS`` for each pair, [P]."""
+    return {
+        **reward_metrics(rewards),
         "logps/chosen": logps.chosen_P,
         "logps/rejected": logps.rejected_P,
         "lengths/chosen": lengths.chosen_P,

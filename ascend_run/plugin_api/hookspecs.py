@@ -443,7 +443,7 @@ def ascend_layer(
     """
 
 
-@wrapper(point=Point.MODEL, first_user="orm")
+@wrapper(point=Point.MODEL, first_user="ppo")
 def ascend_output_layer(
     config: RunConfig, device: c.Device, groups: ProcessGroupCollection, role: str
 ) -> c.ModuleWrapper | None:

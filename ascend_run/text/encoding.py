@@ -54,18 +54,23 @@ class Encoded:
     ends: np.ndarray[Any, Any]
     """[documents] int64: end of each document in ``ids``."""
     report: Reading
+    labels: np.ndarray[Any, Any] | None = None
+    """[tokens] int32: the label of each token, or -100; None if the tokens are labels."""
 
     @classmethod
     def from_arrays(cls, arrays: Arrays) -> Encoded:
         """Rebuild from what ``as_arrays`` returns."""
         values = json.loads(arrays["report"].tobytes())
         report = Reading(**{**values, "left_out": omitted_of_json(values["left_out"])})
-        return cls(ids=arrays["ids"], trained=arrays["trained"], ends=arrays["ends"], report=report)
+        ids, trained, ends = (arrays[name] for name in ("ids", "trained", "ends"))
+        return cls(ids=ids, trained=trained, ends=ends, report=report, labels=arrays.get("labels"))
 
     def as_arrays(self) -> Arrays:
         """Return all fields as arrays; the report as the bytes of JSON."""
         report = np.frombuffer(json.dumps(attrs.asdict(self.report)).encode(), np.uint8)
-        return {"ids": self.ids, "trained": self.trained, "ends": self.ends, "report": report}
+        labels = {} if self.labels is None else {"labels": self.labels}
+        arrays = {"ids": self.ids, "trained": self.trained, "ends": self.ends, **labels}
+        return {**arrays, "report": report}
 
     def __len__(self) -> int:
         return len(self.ends)
@@ -76,9 +81,15 @@ class Encoded:
         return np.diff(self.ends, prepend=0)
 
     def __getitem__(self, index: int) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]:
-        begin = int(self.ends[index - 1]) if index else 0
-        part = slice(begin, int(self.ends[index]))
+        part = self._part(index)
         return self.ids[part], self.trained[part]
+
+    def labels_of(self, index: int) -> np.ndarray[Any, Any]:
+        """Return the labels of a document."""
+        return (self.ids if self.labels is None else self.labels)[self._part(index)]
+
+    def _part(self, index: int) -> slice:
+        return slice(int(self.ends[index - 1]) if index else 0, int(self.ends[index]))
 
 
 @attrs.frozen(kw_only=True)
@@ -189,11 +200,13 @@ def joined(parts: Sequence[Encoded]) -> Encoded:
     """Return the samples of several parts, in order."""
     if len(parts) == 1:
         return parts[0]
+    labels = [part.labels for part in parts if part.labels is not None]
     begins = np.cumsum([0, *(len(part.ids) for part in parts[:-1])])
     return Encoded(
         ids=np.concatenate([part.ids for part in parts]),
         trained=np.concatenate([part.trained for part in parts]),
         ends=np.concatenate([part.ends + begin for part, begin in zip(parts, begins, strict=True)]),
+        labels=np.concatenate(labels) if labels else None,
         report=Reading(
             conversations=sum(part.report.conversations for part in parts),
             samples=sum(part.report.samples for part in parts),

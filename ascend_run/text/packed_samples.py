@@ -23,9 +23,11 @@ class PackedSample:
     tokens: NDArray[np.int64]
     """[length]"""
     labels: NDArray[np.int64]
-    """[length] The token after each."""
+    """[length] The token that is trained at each position."""
     loss_mask: NDArray[np.float32]
     """[length] 1 where the label is trained, else 0."""
+    is_last: NDArray[np.float32]
+    """[length] 1 at the last position of each document, else 0."""
     position_ids: NDArray[np.int64]
     """[length] From 0 in each document; padding continues those of the last one."""
     documents: NDArray[np.int64]
@@ -46,6 +48,8 @@ class PackedSamples:
         packs: Whether a sample holds as many groups as fit. Their grouping is the same in every
             epoch, so that it can be reported; positions restart at 0 in each document.
         group: Number of consecutive documents that a sample holds together, in order: 2 for pairs.
+        shift: Positions from a token to the one that it is the label of: 1 for the prediction of
+            the next token, so that a document's last token is only a label; 0 otherwise.
     """
 
     def __init__(
@@ -58,12 +62,15 @@ class PackedSamples:
         seed: int | None,
         packs: bool = False,
         group: int = 1,
+        shift: int = 1,
     ) -> None:
         self._encoded, self._length, self._pad_id = encoded, length, pad_id
+        self._shift = shift
         self.packs: Sequence[Sequence[int]]
         """The indices of the documents of each sample of an epoch."""
         if packs:
-            self.packs = pack(encoded.lengths.tolist(), length, group)
+            # Of lengths whose last token takes no position.
+            self.packs = pack((encoded.lengths + (1 - shift)).tolist(), length, group)
         else:
             self.packs = [documents_of([n], group) for n in range(len(encoded) // group)]
         self._num_samples, self._seed = num_samples, seed
@@ -82,14 +89,17 @@ class PackedSamples:
         tokens = np.full(self._length, self._pad_id, np.int64)
         labels = tokens.copy()
         loss_mask = np.zeros(self._length, np.float32)
+        is_last = loss_mask.copy()
         position_ids = np.arange(self._length)
         documents = np.zeros(self._length, np.int64)
         begin = 0
         for number, index in enumerate(held):
             ids, trained = self._encoded[index]
-            end = begin + len(ids) - 1
-            tokens[begin:end], labels[begin:end] = ids[:-1], ids[1:]
-            loss_mask[begin:end] = trained[1:]
+            end = begin + len(ids) - self._shift
+            tokens[begin:end] = ids[: end - begin]
+            labels[begin:end] = self._encoded.labels_of(index)[self._shift :]
+            loss_mask[begin:end] = trained[self._shift :]
+            is_last[end - 1] = 1
             position_ids[begin:] = np.arange(self._length - begin)
             documents[begin:] = number
             begin = end
@@ -97,6 +107,7 @@ class PackedSamples:
             tokens=tokens,
             labels=labels,
             loss_mask=loss_mask,
+            is_last=is_last,
             position_ids=position_ids,
             documents=documents,
         )

@@ -34,15 +34,16 @@ class PairLimit:
     """What becomes of pairs that are too long."""
 
     max_positions: int
-    """Positions of both documents together, ``data.seq_length``; a document of n tokens takes
-    n - 1, since its last one is only a label."""
+    """Positions of both documents together, ``data.seq_length``."""
+    shift: int = 1
+    """A document of n tokens takes n less this many: 1 if the last one is only a label."""
     too_long: str
     """``drop``; ``truncate``: cut the longer document, or both to equal lengths, at the end."""
 
     def fit(self, source: str, pair: Pair, omissions: Omissions) -> Pair | None:
         """Return a pair that fits; None if it is left out."""
         chosen, rejected = pair
-        positions = [len(document.ids) - 1 for document in pair]
+        positions = [len(document.ids) - self.shift for document in pair]
         if sum(positions) <= self.max_positions:
             return pair
         if self.too_long == "drop":
@@ -51,7 +52,7 @@ class PairLimit:
         omissions.add(TRUNCATED, source)
         # A document that takes less than half leaves the rest to the other one.
         most = max(self.max_positions // 2, self.max_positions - min(positions))
-        chosen, rejected = chosen.up_to(most + 1), rejected.up_to(most + 1)
+        chosen, rejected = chosen.up_to(most + self.shift), rejected.up_to(most + self.shift)
         if not (has_labels(chosen) and has_labels(rejected)):
             omissions.add(NOTHING_TO_TRAIN, source)
             return None
@@ -61,13 +62,14 @@ class PairLimit:
         return chosen, rejected
 
 
-def pair_encoding(max_positions: int, too_long: str) -> SampleEncoding[PairLimit]:
+def pair_encoding(max_positions: int, too_long: str, shift: int = 1) -> SampleEncoding[PairLimit]:
     """Return how pairs become documents; the arguments are those of ``PairLimit``."""
     return SampleEncoding(
         kind=Preference,
         name="pairs",
         group=2,
-        limit=PairLimit(max_positions=max_positions, too_long=too_long),
+        shift=shift,
+        limit=PairLimit(max_positions=max_positions, too_long=too_long, shift=shift),
         of_files=encoded_pairs,
         of_dataset=encoded_pair_dataset,
     )

@@ -34,6 +34,8 @@ class SampleEncoding(Generic[LimitT]):
     """In the plural, for messages: ``pairs``."""
     group: int
     """Documents of a sample."""
+    shift: int = 1
+    """See ``PackedSamples``."""
     limit: LimitT
     """What becomes of samples that are too long; of any type that the functions below take."""
     of_files: Callable[[Sequence[Path], SampleReader, Encoder, LimitT, ArrayCache], Encoded]
@@ -79,6 +81,7 @@ def packed_samples(
         seed=seed,
         packs=packs,
         group=encoding.group,
+        shift=encoding.shift,
     )
     if logs:
         _log(f"{sources.task}.data", encoding.name, paths, encoded, packed)

@@ -5,6 +5,7 @@ Shape letters: see ``ascend_run.plugin_api.contracts``.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
@@ -140,3 +141,9 @@ class ModelFamily:
     without a head, whose names lack it, can be read too."""
     buffers: tuple[str, ...] = ()
     """Regular expressions of full stored names of tensors that are not parameters: skipped."""
+
+    @property
+    def classifier(self) -> str:
+        """Hugging Face's class with a score head: ``LlamaForSequenceClassification``."""
+        base = re.sub("ForCausalLM$|LMHeadModel$", "", self.architecture)
+        return f"{base}ForSequenceClassification"

@@ -71,6 +71,8 @@ CHOICES: Final[Mapping[str, Sequence[Mapping[str, Any]]]] = {
     "dpo": ({}, {"packing": False}, {"reference_free": True}),
     "gloo-offload": ({"slice_elements": 100}, {"check_replicas": True}),
     "lora": ({}, {"dropout": 0.1}, {"checkpoint": "full"}),
+    "orm": ({}, {"packing": False}),
+    "prm": ({"placeholder_token": "*"}, {"placeholder_token": "*", "packing": False}),
     "sft": ({}, {"packing": True}),
     "simpo": ({}, {"loss": "hinge"}),
     "swap-attention": (_FILES, {"prefetch": 0}, {"modules": ["input_layernorm", "self_attention"]}),
@@ -95,6 +97,8 @@ CONFIG: Final[Mapping[str, Mapping[str, Any]]] = {
         "ddp.overlap_param_gather": False,
     },
     "dpo": {"data.seq_length": 96, "model.moe_aux_loss_coeff": 0.0},
+    "orm": {"data.seq_length": 96, "model.moe_aux_loss_coeff": 0.0},
+    "prm": {"data.seq_length": 64},
     "sft": {"data.seq_length": 64},
     "simpo": {"data.seq_length": 96, "model.moe_aux_loss_coeff": 0.0},
 }

@@ -43,21 +43,29 @@ checkpoint."""
 
 FILES: Final[Mapping[str, str]] = {
     "dpo": "pairs.jsonl",
+    "orm": "pairs.jsonl",
+    "prm": "solutions.jsonl",
     "sft": "chats.jsonl",
     "simpo": "pairs.jsonl",
 }
 """Task -> its file; others read token files."""
+_OPTIONS: Final[Mapping[str, Mapping[str, object]]] = {
+    "prm": {"plugins.prm.placeholder_token": "*"},
+}
+"""Task -> what its file needs."""
 
 
 @contextmanager
 def folder_with_data() -> Iterator[Path]:
-    """A folder with token files, conversations, pairs and a tokenizer; gone afterwards."""
+    """A folder with token files, conversations, pairs, rated solutions and a tokenizer; gone
+    afterwards."""
     folder = Path(mkdtemp(prefix="campaign-"))
     try:
         _write_tokens(folder / "tokens")
         _write_tokenizer(folder)
         (folder / "chats.jsonl").write_text("".join(_chat(number) for number in range(40)))
         (folder / "pairs.jsonl").write_text("".join(_pair(number) for number in range(40)))
+        (folder / "solutions.jsonl").write_text("".join(map(_solution, range(40))))
         yield folder
     finally:
         shutil.rmtree(folder, ignore_errors=True)
@@ -95,6 +103,7 @@ def prepare(
             if task in FILES
             else {}
         ),
+        **_OPTIONS.get(task, {}),
         **(values or {}),
     }
     given = {name: RawValue(value, "the campaign") for name, value in chosen.items()}
@@ -147,6 +156,12 @@ def _pair(number: int) -> str:
         "chosen": {"from": "gpt", "value": str(number**2)},
         "rejected": {"from": "gpt", "value": str(number**3 + 7)},
     }
+    return json.dumps(record) + "\n"
+
+
+def _solution(number: int) -> str:
+    """A line, unlike the others."""
+    record = {"input": f"{number}? {number**2} * {number**3} *", "value": ["+", "+-"[number % 2]]}
     return json.dumps(record) + "\n"
 
 

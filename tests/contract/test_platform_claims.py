@@ -37,6 +37,7 @@ from tests.plugins.platforms.npu.test_device_path import on_the_cpu, on_the_npu
 from tests.support.chats import CHATML, SHORT, write_lines, write_tokenizer
 from tests.support.plugin_pages import page_of
 from tests.support.preference_files import preferences
+from tests.support.rated_solutions import solutions
 
 ROOT = Path(__file__).parent.parent.parent
 CATALOGUE = discover()
@@ -96,7 +97,8 @@ def texts(tmp_path_factory: pytest.TempPathFactory) -> Mapping[str, dict[str, An
     }
     named = [write_lines(folder / "pairs.jsonl", preferences(8))]
     pairs = {**chats, "data.train": named, "data.seq_length": 64}
-    return {"sft": chats, "dpo": pairs, "simpo": pairs}
+    rated = {**pairs, "data.train": [write_lines(folder / "solutions.jsonl", solutions(8))]}
+    return {"sft": chats, **dict.fromkeys(("dpo", "orm", "simpo"), pairs), "prm": rated}
 
 
 def trial_of(names: tuple[str, ...], *, sharded: bool, plugins: tuple[str, ...]) -> Trial:

@@ -21,6 +21,7 @@ from tests.support.chats import CHATML, SHORT, write_lines, write_tokenizer
 from tests.support.latent_models import LATENT
 from tests.support.plugin_pages import page_of
 from tests.support.preference_files import preferences
+from tests.support.rated_solutions import solutions
 
 FAMILIES_OF_ONE_SUITE = {family.name for family in FAMILIES}
 """Model families that differ in data only, tested by one suite over all of them."""
@@ -81,10 +82,17 @@ def subjects(gloo_pool: GlooPool, tmp_path_factory: pytest.TempPathFactory) -> d
     }
     write_lines(folder / "pairs.jsonl", preferences(8))
     pairs = {**chats, "data.train": [str(folder / "pairs.jsonl")], "data.seq_length": 64}
+    write_lines(folder / "solutions.jsonl", solutions(8))
+    rated = {**pairs, "data.train": [str(folder / "solutions.jsonl")]}
     means = Means(load_runtime(), lambda: gloo_pool, SETTINGS)
     others = {
         name: Means(load_runtime(), lambda: gloo_pool, {**SETTINGS, **settings})
-        for name, settings in {"sft": chats, "dpo": pairs, "simpo": pairs, **MODELS_OF}.items()
+        for name, settings in {
+            "sft": chats,
+            **dict.fromkeys(("dpo", "orm", "simpo"), pairs),
+            "prm": rated,
+            **MODELS_OF,
+        }.items()
     }
     found = {name: Subject(name, others.get(name, means)) for name in OURS}
     for name, settings in IDLE_IN.items():

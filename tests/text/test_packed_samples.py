@@ -56,12 +56,34 @@ def test_a_row_holds_its_documents_one_after_another_then_padding() -> None:
     assert row.tokens.tolist() == [0, 1, 100, 101, 102, 200, 201, 202, 203, 300, 7, 7]
     assert row.labels.tolist() == [1, 2, 101, 102, 103, 201, 202, 203, 204, 301, 7, 7]
     assert row.loss_mask.tolist() == [1, 1, 0, 1, 1, 0, 1, 1, 1, 1, 0, 0]
+    assert row.is_last.tolist() == [0, 1, 0, 0, 1, 0, 0, 0, 1, 1, 0, 0]
     assert row.position_ids.tolist() == [0, 1, 0, 1, 2, 0, 1, 2, 3, 0, 1, 2]
     assert row.documents.tolist() == [0, 0, 1, 1, 1, 2, 2, 2, 2, 3, 3, 3]
     assert {name: str(getattr(row, name).dtype) for name in ("tokens", "loss_mask")} == {
         "tokens": "int64",
         "loss_mask": "float32",
     }
+
+
+def test_without_a_shift_each_token_has_its_own_label() -> None:
+    lengths = (2, 3, 4, 1)
+    samples = PackedSamples(
+        encoded(lengths),
+        length=6,
+        pad_id=7,
+        num_samples=2,
+        seed=None,
+        packs=True,
+        group=2,
+        shift=0,
+    )
+    assert samples.packs == [[0, 1], [2, 3]]
+    row = samples[0]
+    assert row.tokens.tolist() == row.labels.tolist() == [0, 1, 100, 101, 102, 7]
+    assert row.loss_mask.tolist() == [0, 1, 0, 1, 1, 0]
+    assert row.is_last.tolist() == [0, 1, 0, 0, 1, 0]
+    assert row.position_ids.tolist() == [0, 1, 0, 1, 2, 3]
+    assert row.documents.tolist() == [0, 0, 1, 1, 1, 1]
 
 
 def test_a_group_that_is_not_packed_is_a_sample() -> None:

@@ -15,12 +15,14 @@ from ascend_run.plugin_api.errors import CheckpointError
 from ascend_run.types.config import RunConfig
 
 from .parameter_rows import (
+    SCORE,
     VOCABULARY_PARAMETERS,
     ParameterSource,
     RowRun,
     later_layers,
     mtp_copies,
     num_stored_depths,
+    output_names,
     parameter_sources,
     row_runs,
     stored_shapes,
@@ -35,7 +37,7 @@ _ROWS_AT_A_TIME: Final = 4096
 
 def load_hf_weights(
     folder: str | Path, family: ModelFamily, config: RunConfig, shards: Sequence[TensorShard]
-) -> None:
+) -> list[str]:
     """Fill ``shards`` in place; only their own slices are read, one after the other.
 
     Args:
@@ -45,22 +47,34 @@ def load_hf_weights(
             not a box is given as several: with tensor parallelism a gated fc1 has gate rows and up
             rows. Padding rows become 0.
 
+    Returns:
+        The parameters of the model that keep their values, as the folder has an output layer where
+        the model has a score head.
+
     Raises:
         CheckpointError: The folder cannot be read; a tensor is missing, unexpected, of another
             shape or not floating point; or a shard has no counterpart. Lists all problems; nothing
             is filled then.
     """
     with StoredTensors(folder) as stored:
-        sources = matched_sources(stored, family, config)
+        lacking: list[str] = []
+        sources = matched_sources(stored, family, config, begins_scores=True)
+        if SCORE in sources and SCORE not in stored.names:
+            lacking = [SCORE]
+            shards = [shard for shard in shards if shard.key != SCORE]
         runs = runs_of_shards(shards, sources, stored, family, config)
         for shard in shards:
             _fill(shard, runs[shard.key], stored)
+        return lacking
 
 
 def matched_sources(
-    stored: StoredTensors, family: ModelFamily, config: RunConfig
+    stored: StoredTensors, family: ModelFamily, config: RunConfig, *, begins_scores: bool = False
 ) -> Mapping[str, ParameterSource]:
     """Return the full model's parameters, each with the stored tensors it is built from.
+
+    Args:
+        begins_scores: Whether a folder with an output layer in place of a score head is taken too.
 
     Raises:
         CheckpointError: Lists the names that are missing, unexpected or unreadable.
@@ -80,6 +94,10 @@ def matched_sources(
     buffers = re.compile("|".join((_COMPUTED, *family.buffers)))
     extra = {name for name in stored.names - expected if not buffers.fullmatch(name)}
     extra -= {name for name in extra if 0 in stored.shape(name)}  # of no shared experts
+    if begins_scores and SCORE in expected - stored.names:
+        problems.remove(f"{SCORE} is missing")
+        expected.remove(SCORE)
+        extra -= output_names(family)
     if depths := num_stored_depths(stored.names, family, config):
         if config.model.mtp_num_layers is None:
             problems.append(

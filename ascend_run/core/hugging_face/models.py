@@ -20,11 +20,14 @@ _PREFIX: Final = "model"
 
 def load_model(
     folder: str | Path, family: ModelFamily, config: RunConfig, bundle: ModelBundle
-) -> None:
+) -> list[str]:
     """Replace this rank's initial weights by those of a Hugging Face folder.
 
     Call it on every rank, before the optimizer copies the parameters. Vocabulary padding keeps its
     initial zeros, and parameters added by a plugin (marked ``ascend_added_by``) keep their values.
+
+    Returns:
+        Names of the parameters that keep theirs for want of a counterpart: a new score head.
 
     Raises:
         CheckpointError: See ``load_hf_weights``; the weights are unchanged then.
@@ -46,4 +49,4 @@ def load_model(
         layers["moe_layer_freq"] = [
             int(p in experts) for p, number in numbers if number is not None
         ]
-    load_hf_weights(folder, family, attrs.evolve(config, model=FieldSection(layers)), shards)
+    return load_hf_weights(folder, family, attrs.evolve(config, model=FieldSection(layers)), shards)

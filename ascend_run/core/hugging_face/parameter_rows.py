@@ -13,6 +13,7 @@ from typing import Final
 
 import attrs
 
+from ascend_run.core.config.vocabulary import has_tied_output
 from ascend_run.plugin_api.contracts import ModelFamily, TensorMap
 from ascend_run.plugin_api.expert_layers import moe_layers
 from ascend_run.types.config import RunConfig
@@ -20,7 +21,10 @@ from ascend_run.types.config import RunConfig
 from .derived_fields import model_value
 
 EMBEDDING: Final = "embedding.word_embeddings.weight"
-OUTPUT_LAYER: Final = "output_layer.weight"
+_OUTPUT: Final = "output_layer."
+OUTPUT_LAYER: Final = f"{_OUTPUT}weight"
+SCORE: Final = "score.weight"
+"""The score head, here and in Hugging Face's classes for sequence classification."""
 VOCABULARY_PARAMETERS: Final = frozenset({EMBEDDING, OUTPUT_LAYER})
 """Matrices with one row per token; ours are padded with unused rows at the end."""
 _MTP: Final = {
@@ -71,15 +75,24 @@ class ParameterSource:
 
 def parameter_sources(family: ModelFamily, config: RunConfig) -> dict[str, ParameterSource]:
     """Return every parameter of the full model by name; the output layer only if it is not tied."""
-    tied = bool(config.model.share_embeddings_and_output_weights)
+    tied = has_tied_output(config.model)
     maps = [
         tensor_map
         for tensor_map in family.tensors
         if not (tied and tensor_map.megatron == OUTPUT_LAYER)
+        and not (config.model.num_labels and tensor_map.megatron.startswith(_OUTPUT))
         and (tensor_map.condition is None or tensor_map.condition.holds(config))
     ]
     sources = [source for tensor_map in maps for source in _expand(tensor_map, config)]
+    if config.model.num_labels:
+        sources.append(ParameterSource(SCORE, "copy", ((SCORE,),)))
     return {source.name: source for source in (*sources, *_mtp_sources(maps, config))}
+
+
+def output_names(family: ModelFamily) -> set[str]:
+    """Return the stored names of the output layer's tensors."""
+    maps = (each for each in family.tensors if each.megatron.startswith(_OUTPUT))
+    return {name for tensor_map in maps for name in tensor_map.hf}
 
 
 def tied_copy(family: ModelFamily) -> tuple[str, str]:

@@ -18,7 +18,7 @@ from megatron.core.transformer.transformer_layer import get_transformer_layer_of
 
 from ascend_run.core.config.activation_policy import activation_policies
 from ascend_run.core.config.attention_needs import AttentionPart, attention_problems, declared_by
-from ascend_run.core.config.vocabulary import padded_vocab_size
+from ascend_run.core.config.vocabulary import has_tied_output, padded_vocab_size
 from ascend_run.core.hooks import Hooks
 from ascend_run.ops.experts.loop_experts import loop_experts
 from ascend_run.plugin_api import contracts as c
@@ -164,7 +164,7 @@ def _build_chunk(
         post_process=post_process,
         mtp_block_spec=mtp_spec(transformer_config, assembly) if post_process else None,
         vp_stage=vp_stage,
-        share_embeddings_and_output_weights=model.share_embeddings_and_output_weights,
+        share_embeddings_and_output_weights=has_tied_output(model),
         pg_collection=groups,
         assembly=assembly,
         rotary=_rotary_table(config, transformer_config, assembly),

@@ -16,11 +16,12 @@ from megatron.core.tensor_parallel import (
 from megatron.core.transformer.spec_utils import build_module
 from torch import Tensor, nn
 
+from ascend_run.ops.linear.score_head import ScoreHead
 from ascend_run.ops.transfer.later_tokens import later_tokens
 from ascend_run.plugin_api import contracts as c
 
 from .assembly import Assembly
-from .batch_mask import BatchMask
+from .batch_mask import BatchMask, log_n_scale
 from .loss import CrossEntropy, Reduction
 from .rotary import RotaryTable, RotaryTables
 from .spec import norm_spec
@@ -64,7 +65,12 @@ class GPT(GPTModel):
                 hidden_size=self.config.hidden_size,
                 eps=self.config.layernorm_epsilon,
             )
-        if self.post_process and assembly.model.add_output_bias:
+        self.score: ScoreHead | None = None
+        if self.post_process and (num_labels := assembly.model.num_labels):
+            del self.output_layer
+            dtype = self.config.params_dtype
+            self.score = ScoreHead(self.config.hidden_size, num_labels, dtype)
+        elif self.post_process and assembly.model.add_output_bias:
             size = self.output_layer.output_size_per_partition
             bias_V = nn.Parameter(torch.empty(size, dtype=self.config.params_dtype))
             set_tensor_model_parallel_attributes(bias_V, True, 0, 1)
@@ -93,6 +99,15 @@ class GPT(GPTModel):
             self.output_layer.weight = None  # type: ignore[assignment]  # as Megatron skips it
         super().setup_embeddings_and_output_layer()
 
+    def sharded_state_dict(self, *arguments: Any, **options: Any) -> dict[str, Any]:
+        """Return what Megatron's does, which expects an output layer on the last stage."""
+        ends = self.post_process
+        self.post_process = hasattr(self, "output_layer")
+        try:
+            return super().sharded_state_dict(*arguments, **options)
+        finally:
+            self.post_process = ends
+
     def forward(  # type: ignore[override]  # Megatron's serves inference and multi-token heads too
         self,
         input_ids: Tensor,
@@ -104,11 +119,12 @@ class GPT(GPTModel):
         reduction: Reduction = "sum",
         **kwargs: Any,
     ) -> Tensor:
-        """Token ids [B, S] -> loss, logits, or hidden state.
+        """Token ids [B, S] -> loss, logits, scores, or hidden state.
 
-        The last stage returns the loss, or the logits [B, S, V] without labels; other stages return
-        the hidden state [S, B, H]. Stages other than the first read only the length of the tokens
-        and take their hidden state from ``set_input_tensor``.
+        The last stage returns the loss, or the logits [B, S, V] without labels; with a score head,
+        the scores [P, K] where ``loss_mask`` is above 0, as ``ScoreHead`` orders them. Other
+        stages return the hidden state [S, B, H]. Stages other than the first read only the length
+        of the tokens and take their hidden state from ``set_input_tensor``.
 
         Args:
             attention_mask: [B, S, S] bool over the full sequence, True where a query (second axis)
@@ -136,6 +152,9 @@ class GPT(GPTModel):
         if not self.post_process:
             out: Tensor = hidden
             return out
+        if self.score is not None:
+            scores: Tensor = self.score(self._gathered_hidden(hidden, sums=False), loss_mask)
+            return scores
         if labels is None:
             return self._logits(hidden).transpose(0, 1).contiguous()
         assert loss_mask is not None
@@ -213,15 +232,9 @@ class GPT(GPTModel):
         return embedded * self.embedding_multiplier
 
     def _query_scale(self, position_ids: Tensor | None) -> Tensor | None:
-        """[B, S] positions within documents -> log-n scaling of queries, [S, B, 1, 1].
-
-        Source: modeling_qwen.py of Qwen-7B, ``logn_tensor``, which evaluation alone applies.
-        """
         if self.log_n_length is None or (self.training and not self.log_n_in_training):
             return None
-        assert position_ids is not None, "log-n scaling needs the positions of the tokens"
-        factor = torch.log(position_ids.double() + 1) / math.log(self.log_n_length)
-        return factor.clamp(min=1.0).t()[..., None, None].to(self.config.params_dtype)
+        return log_n_scale(position_ids, self.log_n_length, self.config.params_dtype)
 
     def _rotary_tables(
         self, input_ids: Tensor, document_ends: tuple[int, ...] | None
@@ -263,17 +276,19 @@ class GPT(GPTModel):
         for hook in self.output_layer._forward_pre_hooks.values():
             hook(self.output_layer, ())
 
-    def _gathered_hidden(self, hidden: Tensor) -> Tensor:
-        """Return the hidden state as a column-parallel linear needs it.
+    def _gathered_hidden(self, hidden: Tensor, *, sums: bool = True) -> Tensor:
+        """Return the hidden state, full on every tensor-parallel rank.
 
-        It is full on every tensor-parallel rank; backward sums the ranks' partial gradients.
+        Args:
+            sums: Sum the ranks' gradients in backward, as a column-parallel linear needs it; else
+                they are equal.
         """
         group = self.pg_collection.tp
-        if group.size() == 1:
+        if group.size() == 1 or not (sums or self.config.sequence_parallel):
             return hidden
         if self.config.sequence_parallel:
             gathered: Tensor = gather_from_sequence_parallel_region(
-                hidden, tensor_parallel_output_grad=True, group=group
+                hidden, tensor_parallel_output_grad=sums, group=group
             )
             return gathered
         out: Tensor = copy_to_tensor_model_parallel_region(hidden, group=group)

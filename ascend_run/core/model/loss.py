@@ -55,12 +55,13 @@ class CrossEntropy:
         reduction: Reduction = "sum",
     ) -> Tensor:
         """Return the loss without materializing all logits; without reduction, those of masked
-        tokens are not computed.
+        tokens are not computed, and of labels [B, S, K] only those of the selected tokens are
+        returned, [P, K], in the order of the positions.
 
         Used if the output layer is a plain matmul.
         """
         hidden_TH = hidden_SBH.flatten(0, 1)
-        labels_T, mask_T = labels_BS.t().flatten(), loss_mask_BS.t().flatten()
+        labels_T, mask_T = labels_BS.transpose(0, 1).flatten(0, 1), loss_mask_BS.t().flatten()
         if reduction == "sum":
             return linear_cross_entropy(
                 hidden_TH,
@@ -74,16 +75,20 @@ class CrossEntropy:
                 chunk_bytes=self.chunk_bytes,
             )
         rows = mask_T.gt(0).nonzero().squeeze(1)  # a device sync
+        labels = labels_T[rows]
+        repeated = rows if labels.dim() == 1 else rows.repeat_interleave(labels.shape[1])
         losses = -token_log_probabilities(
-            hidden_TH.index_select(0, rows),
+            hidden_TH.index_select(0, repeated),
             weight_VH,
-            labels_T[rows],
+            labels.flatten(),
             tp_group=self.tp_group,
             matmul=self.matmul,
             softcap=self.softcap,
             bias_V=bias_V,
             chunk_bytes=self.chunk_bytes,
         )
+        if labels.dim() == 2:
+            return losses.view(labels.shape)
         losses_T = losses.new_zeros(labels_T.shape).index_copy(0, rows, losses)
         return losses_T.view(labels_BS.t().shape).t()
 
@@ -96,9 +101,15 @@ class CrossEntropy:
         reduction: Reduction = "sum",
     ) -> Tensor:
         """Return the same loss from logits; used if a plugin wraps the output layer."""
-        logits_TV, labels_T = logits_SBV.flatten(0, 1), labels_BS.t().flatten()
+        logits_TV, mask_T = logits_SBV.flatten(0, 1), loss_mask_BS.t().flatten()
+        labels_T = labels_BS.transpose(0, 1).flatten(0, 1)
+        if labels_T.dim() == 2:
+            columns = [
+                -vocab_log_probabilities(logits_TV, one_T, tp_group=self.tp_group)[mask_T > 0]
+                for one_T in labels_T.unbind(1)
+            ]
+            return torch.stack(columns, 1)
         if reduction == "sum":
-            mask_T = loss_mask_BS.t().flatten()
             return vocab_cross_entropy(logits_TV, labels_T, mask_T, tp_group=self.tp_group)
         values_T = vocab_log_probabilities(logits_TV, labels_T, tp_group=self.tp_group)
         losses_BS = -values_T.view(labels_BS.t().shape).t()

@@ -99,11 +99,11 @@ def wrap_modules(
                 call_experts_by_dispatcher(holder)
         links.keep(layer, policies[index], device)
         wrappers.replace("ascend_layer", parent, attribute, layer_index=index, num_layers=count)
-    if model.post_process:
+    if hasattr(model, "output_layer"):
         wrappers.replace("ascend_output_layer", model, "output_layer")
     whole: nn.Module = wrappers.wrapped("ascend_model", "the model", model)
     links.install(whole)
-    if model.post_process:
+    if hasattr(model, "output_layer"):
         model.fuses_loss &= _is_plain(model.output_layer)
     return whole
 

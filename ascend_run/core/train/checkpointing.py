@@ -177,10 +177,12 @@ class Checkpoints:
         family, loaded = self.hooks.require("ascend_model_family"), False
         for role, bundle in models.items():
             if bundle.weights is not None:
-                load_model(bundle.weights, family, self.context.config, bundle)
+                lacking = load_model(bundle.weights, family, self.context.config, bundle)
                 if bundle.optimizer is not None:
                     bundle.optimizer.reload_model_params()
                 log.info("weights.loaded", folder=bundle.weights, role=role)
+                if lacking:
+                    log.info("weights.begun_anew", parameters=lacking, role=role)
                 loaded = True
         return loaded
 

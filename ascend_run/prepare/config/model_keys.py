@@ -80,6 +80,8 @@ class ModelKeys(ModelSwitchKeys):
     rotary_percent: float = attrs.field(default=1.0, validator=_proper_share)
     """Fraction of a head's size to which RoPE is applied."""
     share_embeddings_and_output_weights: bool = False
+    num_labels: int | None = attrs.field(default=None, validator=_above_0)
+    """Scores of a head in place of the output layer, for models that rate text; default: none."""
     max_position_embeddings: int | None = attrs.field(
         default=None, validator=attrs.validators.optional(_positive)
     )

@@ -25,6 +25,7 @@ from .latent_rope import LATENT_FIELDS, latent_rope, latent_rope_problems
 from .layer_rope import nest_rope_parameters
 from .neutral_fields import TRAINING_ONLY, neutral_fields
 from .rope import rope_keys, take_rope
+from .score_heads import take_labels
 
 _LARGEST_COUNT: Final = 2**31 - 1
 _DEPTHS: Final = "num_nextn_predict_layers"
@@ -43,8 +44,8 @@ def config_from_hf(family: ModelFamily, config_json: Mapping[str, Any]) -> dict[
             that the family cannot represent.
     """
     remaining = _flat(family, config_json)
+    values = take_labels(family, remaining)
     problems = _identity_problems(family, remaining)
-    values: dict[str, Any] = {}
     rotates_a_part = any(key.hf == "partial_rotary_factor" for key in family.keys)
     problems += take_rope(remaining, values, partial=rotates_a_part, more=family.rope_parameters)
     if family.defaults.get("model.multi_latent_attention"):
@@ -140,7 +141,7 @@ def config_to_hf(family: ModelFamily, config: RunConfig) -> dict[str, object]:
 
 def mapped_fields(family: ModelFamily) -> set[str]:
     """Return the fields, such as ``model.num_layers``, that a config.json may set."""
-    mapped = {key.field for key in family.keys}
+    mapped = {"model.num_labels", *(key.field for key in family.keys)}
     if any(key.hf == "rope_theta" for key in family.keys):
         mapped.add("model.rope_scaling_type")
         mapped |= {f"model.{PREFIX}{name}" for name in family.rope_parameters}

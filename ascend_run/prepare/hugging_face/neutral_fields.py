@@ -27,7 +27,7 @@ _NEUTRAL_BY_DEFAULT: Final = """
     moe_router_group_topk moe_router_num_groups moe_router_topk_limited_devices
     moe_router_topk_scaling_factor moe_shared_expert_intermediate_size moe_sparsemixer_eps
     mrope_section mtp_num_layers multi_latent_attention no_rope_freq norm_placement
-    normalize_output_rows num_moe_experts qk_l2_norm qk_layernorm quick_gelu_alpha
+    normalize_output_rows num_labels num_moe_experts qk_l2_norm qk_layernorm quick_gelu_alpha
     residual_multiplier rope_scaling_long_mscale rope_scaling_short_mscale rope_scaling_type
     rotary_interleaved rotary_local_base scale_embedding softmax_scale softmax_type
     window_attn_skip_freq window_size

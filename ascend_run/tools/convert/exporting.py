@@ -53,12 +53,21 @@ def export_hf(
         CheckpointError: A parameter is missing, unknown, or of the wrong shape.
         StorageError: The folder is not empty or cannot be written.
     """
-    config_json = config_to_hf(family, config)
+    config_json = config_to_hf(family, config) | _score_keys(family, config)
     with new_folder(Path(folder), 0o755) as beside:
         dtype = _write_tensors(beside, family, config, state, max_shard_bytes)
         config_json["dtype"] = str(dtype).removeprefix("torch.")
         text = json.dumps(config_json, indent=2, sort_keys=True) + "\n"
         (beside / "config.json").write_text(text, "utf-8")
+
+
+def _score_keys(family: ModelFamily, config: RunConfig) -> dict[str, object]:
+    """Return what names the class of a model with a score head, and its labels."""
+    if not (count := config.model.num_labels):
+        return {}
+    names = {str(number): f"LABEL_{number}" for number in range(count)}
+    numbers = {name: int(number) for number, name in names.items()}
+    return {"architectures": [family.classifier], "id2label": names, "label2id": numbers}
 
 
 def hf_tensors(

@@ -52,6 +52,7 @@ def config_of(fields: Mapping[str, object]) -> RunConfig:
         ({"residual_multiplier": 0.22}, "model.residual_multiplier=0.22 multiplies the output of "),
         ({"logits_scaling": 8.0}, "model.logits_scaling=8.0 divides the logits; Megatron's GPT"),
         ({"normalize_output_rows": True}, "model.normalize_output_rows=true divides the rows of "),
+        ({"num_labels": 1}, "model.num_labels=1 replaces the output layer by a score head"),
         ({"final_logit_softcapping": 30.0}, "model.final_logit_softcapping=30.0 caps the logits; "),
         ({"attn_logit_softcapping": 50.0}, "model.attn_logit_softcapping=50.0 caps the attention "),
         ({"log_n_scaling_length": 64}, "model.log_n_scaling_length=64 multiplies queries beyond "),

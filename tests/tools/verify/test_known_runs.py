@@ -19,7 +19,9 @@ from tests.support.tiny_families import FAMILIES, model_values, tiny_run
 
 from .test_oracle import compared
 
-UNKNOWN: Final = frozenset({"dpo", "low-precision-optimizer", "o2-bf16-optimizer", "simpo"})
+UNKNOWN: Final = frozenset(
+    {"dpo", "low-precision-optimizer", "o2-bf16-optimizer", "orm", "prm", "simpo"}
+)
 """Tasks and features of the package that the oracle has no formula for: it rounds nothing, and
 compares no answers."""
 _VOCABULARY: Final = 512

@@ -15,8 +15,11 @@ MUON: Final = "muon"
 ADAMW: Final = "adamw"
 ROWS: Final = "rows"
 """Per-parameter option of a matrix: its FusedRows; None if it is not fused."""
-_ALWAYS_ADAMW: Final = frozenset({"embedding", "output_layer", "gate_weight", "lora_A", "lora_B"})
-"""Tables of tokens, the gate of the shared experts, which is one row, and low-rank factors."""
+_ALWAYS_ADAMW: Final = frozenset(
+    {"embedding", "output_layer", "score", "gate_weight", "lora_A", "lora_B"}
+)
+"""Tables of tokens, heads of scores, the gate of the shared experts, which is one row, and low-rank
+factors."""
 
 _ELEMENTS_AT_ONCE: Final = 1 << 24
 """Of stacked experts. A batch of so many keeps a device busy; more take memory alone."""

@@ -16,6 +16,7 @@ from ascend_run.plugin_api import (
     Task,
     hookimpl,
 )
+from ascend_run.plugins.tasks.shared.samples import label_problems
 
 
 @attrs.frozen(kw_only=True)
@@ -70,7 +71,7 @@ class Pretrain:
     def ascend_check(self, config: RunConfig) -> Sequence[str]:
         from ascend_run.text.dataset_paths import is_source
 
-        problems = [*_data_problems(config)]
+        problems = [*label_problems("pretrain", config), *_data_problems(config)]
         if any(map(is_source, (*config.data.train, *config.data.validation))):
             from .sources import source_problems  # imports the readers of text
 

@@ -21,7 +21,7 @@ from ascend_run.plugin_api import (
     Support,
     hookimpl,
 )
-from ascend_run.plugins.tasks.shared.samples import data_problems
+from ascend_run.plugins.tasks.shared.samples import data_problems, label_problems
 from ascend_run.text.sample_options import SampleOptions
 
 if TYPE_CHECKING:
@@ -120,6 +120,7 @@ class Sft:
         from ascend_run.text.samples import Conversation
 
         return [
+            *label_problems("sft", config),
             *data_problems("sft", config, "conversations"),
             *_option_problems(config, self.config),
             *self.config.sources("sft", Conversation).problems(config),

@@ -16,7 +16,7 @@ from ascend_run.plugin_api import (
     hookimpl,
 )
 
-from .samples import data_problems, packed_datasets
+from .samples import data_problems, label_problems, packed_datasets
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -45,11 +45,17 @@ class PairTaskPlugin:
         return separate_documents
 
 
-def pair_problems(task: str, config: RunConfig, options: PairOptions) -> list[str]:
-    """Return everything that keeps a run from training on the pairs that it names."""
+def pair_problems(
+    task: str, config: RunConfig, options: PairOptions, *, num_labels: int | None = None
+) -> list[str]:
+    """Return everything that keeps a run from training on the pairs that it names.
+
+    Args:
+        num_labels: Labels of the score head; None for an output layer.
+    """
     from ascend_run.text.samples import Preference
 
-    problems = []
+    problems = [*label_problems(task, config, num_labels)]
     if depths := config.model.mtp_num_layers:
         problems.append(
             f"{task}: model.mtp_num_layers={depths} predicts further tokens, for which pairs have "
@@ -89,6 +95,19 @@ def pair_panels(log_probabilities: str) -> list[ReportPanel]:
     Args:
         log_probabilities: Title of the chart of ``logps``.
     """
+    return [
+        *reward_panels(),
+        ReportPanel(title=log_probabilities, metrics=("logps/chosen", "logps/rejected")),
+        ReportPanel(
+            title="Lengths of answers",
+            metrics=("lengths/chosen", "lengths/rejected"),
+            unit="tokens",
+        ),
+    ]
+
+
+def reward_panels() -> list[ReportPanel]:
+    """Return the charts of the rewards of pairs."""
     accuracy = "rewards/accuracies"
     return [
         ReportPanel(
@@ -100,29 +119,31 @@ def pair_panels(log_probabilities: str) -> list[ReportPanel]:
             metrics=(accuracy, f"eval_{accuracy}"),
             unit="share",
         ),
-        ReportPanel(title=log_probabilities, metrics=("logps/chosen", "logps/rejected")),
-        ReportPanel(
-            title="Lengths of answers",
-            metrics=("lengths/chosen", "lengths/rejected"),
-            unit="tokens",
-        ),
     ]
 
 
 def pair_datasets(
-    task: str, options: PairOptions, context: RunContext, train_samples: int, valid_samples: int
+    task: str,
+    options: PairOptions,
+    context: RunContext,
+    train_samples: int,
+    valid_samples: int,
+    fields: Collection[str] = PAIR_FIELDS.keys(),
+    shift: int = 1,
 ) -> Datasets:
-    """Return the pairs that ``[data]`` names, epoch after epoch, as ``PAIR_FIELDS``.
+    """Return the pairs that ``[data]`` names, epoch after epoch.
+
+    Args:
+        fields: Those of ``PackedSample`` that an item has.
+        shift: See ``PackedSamples``.
 
     Raises:
         DataError: A file, a row, the tokenizer or the template cannot be used.
     """
     from ascend_run.text.pairs import pair_encoding
 
-    encoding = pair_encoding(context.config.data.seq_length, options.too_long)
-    return packed_datasets(
-        task, options, context, train_samples, valid_samples, encoding, PAIR_FIELDS
-    )
+    encoding = pair_encoding(context.config.data.seq_length, options.too_long, shift)
+    return packed_datasets(task, options, context, train_samples, valid_samples, encoding, fields)
 
 
 def pair_loss_sum(

@@ -33,6 +33,26 @@ def data_problems(task: str, config: RunConfig, files: str) -> Iterator[str]:
         )
 
 
+def label_problems(task: str, config: RunConfig, wanted: int | None = None) -> Iterator[str]:
+    """Yield the problem of a model with another output than the task trains.
+
+    Args:
+        wanted: Labels of the score head; None for an output layer.
+    """
+    if (found := config.model.num_labels) == wanted:
+        return
+    if wanted is None:
+        yield (
+            f"{task}: model.num_labels={found} is a score head, and {task} trains an output layer; "
+            "leave the key out, and name a folder of a model that predicts tokens"
+        )
+    else:
+        yield (
+            f"{task}: model.num_labels={found}, and a reward is {wanted} score; name a folder with "
+            f"{wanted} label, or of a model that predicts tokens, whose output layer is replaced"
+        )
+
+
 def packed_datasets(
     task: str,
     options: SampleOptions,

@@ -25,6 +25,7 @@ _LACKING: Final = {
     "residual_multiplier": "multiplies the output of each attention and MLP block; Megatron's "
     "TransformerLayer adds it without a factor",
     "logits_scaling": "divides the logits; Megatron's GPTModel has no factor on them",
+    "num_labels": "replaces the output layer by a score head; Megatron's GPTModel has none",
     "normalize_output_rows": "divides the rows of the output layer by their lengths; Megatron's "
     "ColumnParallelLinear does not",
     "final_logit_softcapping": "caps the logits; Megatron's GPTModel has no cap",

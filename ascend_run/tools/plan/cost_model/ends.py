@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from ascend_run.core.config.vocabulary import has_tied_output
 from ascend_run.plugin_api.contracts import ParameterCost, PipelineStage
 from ascend_run.types.config import RunConfig
 from ascend_run.types.layout import Layout
@@ -28,7 +29,7 @@ def stage_ends(
 ) -> Ends:
     """Return the memory of the ends of one stage's model, for one micro-batch."""
     hidden, pipelined = stream_bytes(sizes), layout.pp > 1
-    is_last, tied = rank.is_last, bool(config.model.share_embeddings_and_output_weights)
+    is_last, tied = rank.is_last, has_tied_output(config.model)
     ends_trained = trained_ends(parameters)
     trains = trains_output(config, parameters)
     table = sizes.vocab * sizes.hidden * sizes.item_bytes
@@ -40,7 +41,8 @@ def stage_ends(
     passes = sizes.num_microbatches
     # Else it is counted among the gradients, since it becomes the parameter's.
     waits = passes > 1 or not keeps_own_gradients(config, layout, passes)
-    weight_waits = table if trains and not sums_up and waits else 0.0
+    output = (config.model.num_labels or sizes.vocab) * sizes.hidden * sizes.item_bytes
+    weight_waits = output if trains and not sums_up and waits else 0.0
     looks_up = "embedding" in ends_trained
     looks_ahead = looks_up and is_last and depths > 0
     return Ends(

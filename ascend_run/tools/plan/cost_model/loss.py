@@ -20,6 +20,8 @@ _WIDE = 4
 def saved_by_loss(config: RunConfig, sizes: Sizes, *, trains: bool) -> tuple[float, float]:
     """Bytes of the gradients of the hidden state and, where it is trained, of the weight."""
     item, rows = _gradient_item(config, sizes), sizes.valid_vocab
+    if config.model.num_labels:  # of few positions; the hidden state's has all
+        return sizes.tokens * sizes.hidden * sizes.item_bytes, 0.0
     chunked = sizes.tokens > _chunk(config, sizes)
     return (
         sizes.tokens * sizes.hidden * item,
@@ -33,6 +35,12 @@ def loss_working(config: RunConfig, layout: Layout, sizes: Sizes, *, trains: boo
     Args:
         trains: Whether the output layer's weight is trained.
     """
+    output = sizes.shared_tokens * sizes.hidden * sizes.item_bytes  # of the final norm
+    gathered = sizes.tokens * sizes.hidden * sizes.item_bytes if output and layout.tp > 1 else 0
+    if not config.parallel.sequence_parallel:
+        gathered = 0
+    if config.model.num_labels:
+        return output + gathered
     item, rows = _gradient_item(config, sizes), sizes.valid_vocab
     chunk = min(_chunk(config, sizes), sizes.tokens)
     logits = chunk * rows * sizes.item_bytes
@@ -54,10 +62,6 @@ def loss_working(config: RunConfig, layout: Layout, sizes: Sizes, *, trains: boo
     if config.platform == "cpu":
         product = min(product, max(_PRODUCT_BYTES, sizes.hidden * item))
     matmul = weight + masked + product
-    output = sizes.shared_tokens * sizes.hidden * sizes.item_bytes  # of the final norm
-    gathered = sizes.tokens * sizes.hidden * sizes.item_bytes if output and layout.tp > 1 else 0
-    if not config.parallel.sequence_parallel:
-        gathered = 0
     small = sizes.tokens * (2 * 8 + 6 * _WIDE)  # labels, masks, one number a token
     return max(softmax, logits + hidden + matmul) + factor + output + gathered + small
 
@@ -68,6 +72,8 @@ def loss_backward(config: RunConfig, sizes: Sizes, *, trains: bool) -> float:
     It scales them in place, unless they are wider than those that it returns. Autograd adds rows of
     padding to the weight's.
     """
+    if config.model.num_labels:
+        return 0.0
     item, returned = _gradient_item(config, sizes), sizes.item_bytes
     hidden, weight = saved_by_loss(config, sizes, trains=trains)
     table = sizes.valid_vocab * sizes.hidden * returned

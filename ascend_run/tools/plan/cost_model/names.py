@@ -27,6 +27,7 @@ def parameter_key(name: str) -> str | None:
         "embedding.layernorm": f"embedding.layernorm{suffix}",
         "decoder.final_layernorm": f"final_norm.weight{suffix}",
         "output_layer": f"output_layer.weight{suffix}",
+        "score": "output_layer.weight",
     }.get(owner)
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator, Sequence
 
 from ascend_run.core.config.linear_biases import linear_biases
+from ascend_run.core.config.vocabulary import has_tied_output
 from ascend_run.plugin_api.contracts import ParameterCost
 from ascend_run.types.config import RunConfig
 from ascend_run.types.layout import Layout
@@ -62,7 +63,7 @@ def _embedding(
     config: RunConfig, layout: Layout, sizes: Sizes, *, is_last: bool
 ) -> Iterator[ParameterCost]:
     model = config.model
-    tied = bool(model.share_embeddings_and_output_weights)
+    tied = has_tied_output(model)
     yield ParameterCost(
         part="embedding",
         name="word_embeddings",
@@ -84,7 +85,10 @@ def _embedding(
 
 
 def _output(config: RunConfig, sizes: Sizes, *, tied_here: bool) -> Iterator[ParameterCost]:
-    tied = bool(config.model.share_embeddings_and_output_weights)
+    if labels := config.model.num_labels:
+        yield ParameterCost(part="output_layer", name="weight", numel=labels * sizes.hidden)
+        return
+    tied = has_tied_output(config.model)
     if not (tied and tied_here):
         yield ParameterCost(
             part="output_layer",
@@ -259,7 +263,7 @@ def _norm(
 
 def trains_output(config: RunConfig, parameters: Sequence[ParameterCost]) -> bool:
     """Whether the output layer's weight is trained, which may be tied to the embedding."""
-    tied = bool(config.model.share_embeddings_and_output_weights)
+    tied = has_tied_output(config.model)
     # The last stage has its own copy of a tied table.
     return bool(trained_ends(parameters) & {"output_layer", *(["embedding"] if tied else [])})
 

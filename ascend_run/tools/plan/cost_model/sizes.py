@@ -146,7 +146,7 @@ def sizes_of(config: RunConfig, layout: Layout) -> Sizes:
         expert_tp=layout.expt_tp,
         shared_ffn=(model.moe_shared_expert_intermediate_size or 0) // tp,
         vocab=rows,
-        valid_vocab=min(rows, model.vocab_size),
+        valid_vocab=0 if model.num_labels else min(rows, model.vocab_size),
         experts=(model.num_moe_experts or 0) // layout.ep,
         all_experts=model.num_moe_experts or 0,
         topk=model.moe_router_topk if model.num_moe_experts else 0,

@@ -183,6 +183,9 @@ def ends(
     if runs := sizes.num_microbatches * losses:
         if sequence_parallel:
             yield volume("all_gather", "tp", runs, part, "loss, forward")
+        if config.model.num_labels:  # every rank has all of the head
+            return
+        if sequence_parallel:
             yield volume("reduce_scatter", "tp", runs, whole, "loss, backward")
         else:
             yield volume("all_reduce", "tp", runs, whole, "loss, backward")
