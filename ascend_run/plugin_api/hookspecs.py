@@ -42,8 +42,9 @@ if TYPE_CHECKING:
 
 
 @contribution(point=Point.RUN, torch_free=True)
-def ascend_defaults(config: RunConfig) -> Mapping[str, object]:
-    """Return defaults that follow from the plugin's options: config key -> value.
+def ascend_defaults(config: RunConfig, manifests: Sequence[Manifest]) -> Mapping[str, object]:
+    """Return defaults that follow from the plugin's options, or from what the enabled plugins
+    (``manifests``) declare: config key -> value.
 
     When: once the config is read, before it is checked. What the model family, a Hugging Face
     folder or the user sets takes precedence; ``ascend_check`` can compare.

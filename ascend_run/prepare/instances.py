@@ -53,7 +53,9 @@ def config_of(raw: RawConfig, resolution: Resolution) -> ResolvedConfig:
     )
     resolved = build()
     hooks = Hooks(instances(resolution.order, resolved.config))
-    defaults = hooks.merge_named("ascend_defaults", config=resolved.config)
+    manifests = [plugin.manifest for plugin in hooks.plugins]
+    given = {"config": resolved.config, "manifests": manifests}
+    defaults = hooks.merge_named("ascend_defaults", **given)
     return build(plugin_defaults=defaults) if defaults else resolved
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 import attrs
@@ -20,6 +20,7 @@ from ascend_run.plugin_api import (
     PipelineStage,
     ReportPanel,
     RunConfig,
+    RunContext,
     Support,
     hookimpl,
 )
@@ -49,7 +50,8 @@ class DpoConfig(PreferenceOptions):
     """``sigmoid``; ``robust``, against pairs with swapped answers; ``hinge``; ``ipo``."""
     reference: str | None = None
     """Hugging Face folder of the reference's weights; ``base``: the policy without its adapters,
-    which needs no second model; default: those of ``model.hf_path``, else the initial ones."""
+    which needs no second model; default: ``base`` if it has adapters, else those of
+    ``model.hf_path``, else the initial ones."""
     reference_free: bool = False
     """Compare with a reference to which all answers are equally probable; none is loaded."""
 
@@ -113,6 +115,18 @@ class Dpo(PairTaskPlugin):
         ]
 
     @hookimpl
+    def ascend_defaults(self, manifests: Sequence[Manifest]) -> Mapping[str, object]:
+        """Return the base as the reference if it is there anyway."""
+        has_base = _have_adapters(manifests) and not self.config.reference_free
+        return {"plugins.dpo.reference": BASE} if has_base else {}
+
+    @hookimpl
+    def ascend_before_run(self, context: RunContext) -> None:
+        from .task import log_reference
+
+        log_reference(context, self.config)
+
+    @hookimpl
     def ascend_cost(
         self, config: RunConfig, layout: Layout, rank: PipelineStage
     ) -> CostChange | None:
@@ -170,13 +184,17 @@ def _mode_problems(config: RunConfig) -> Iterator[str]:
         )
 
 
+def _have_adapters(manifests: Sequence[Manifest]) -> bool:
+    return any(Claim.ADAPTER in one.claims for one in manifests)
+
+
 def _reference_problems(
     options: DpoConfig,
     manifests: Sequence[Manifest],
     model_differences: Callable[[str], Sequence[str]],
 ) -> Iterator[str]:
     """Yield what is wrong with the reference."""
-    if options.reference == BASE and not any(Claim.ADAPTER in one.claims for one in manifests):
+    if options.reference == BASE and not _have_adapters(manifests):
         yield (
             "dpo: plugins.dpo.reference=base is the policy without its adapters, and the run has "
             "none; enable lora, or leave the option out"

@@ -29,5 +29,8 @@ def reference_cost(rank: PipelineStage, *, is_model: bool) -> CostChange:
             **({"reference weights": weights} if is_model else {}),
             "micro-batches of a step": waiting,
         },
-        note="without the communication of the reference's forwards",
+        note=(
+            f"the reference is {'a second model' if is_model else 'the base of the adapters'}; "
+            "without the communication of its forwards"
+        ),
     )

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
+import structlog
 from torch import Tensor, nn
 
 from ascend_run.ops.preference_loss import METRICS, Answers, preference_loss, preference_metrics
@@ -91,3 +92,14 @@ class DpoTask:
             rewards=ratios.scaled(self.options.beta), logps=policy, lengths=lengths
         )
         return pair_loss_sum(context, batch, loss_P, metrics)
+
+
+def log_reference(context: RunContext, options: DpoConfig) -> None:
+    """Log where the reference of a run comes from."""
+    if options.reference_free:
+        weights = "none"
+    elif options.reference == BASE:
+        weights = BASE
+    else:
+        weights = context.models[_REFERENCE].weights or "initial"
+    structlog.get_logger().info("dpo.reference", weights=weights)

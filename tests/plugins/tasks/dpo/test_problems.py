@@ -9,14 +9,15 @@ from typing import Any
 import pytest
 
 from ascend_run.plugin_api import ConfigError
+from ascend_run.prepare.prepare import PreparedRun
 from tests.support.chats import CHATML, write_lines, write_tokenizer
 from tests.support.preference_files import preferences
 from tests.support.small_runs import prepare
 from tests.support.tiny_llama import write_llama
 
 
-def problems_of(folder: Path, **changes: Any) -> list[str]:
-    """Return what is wrong with a run that is right but for the changes."""
+def prepared(folder: Path, *enable: str, **changes: Any) -> PreparedRun:
+    """Prepare a run that is right but for the changes."""
     write_tokenizer(folder / "tokenizer", CHATML)
     values = {
         "task": "dpo",
@@ -31,8 +32,13 @@ def problems_of(folder: Path, **changes: Any) -> list[str]:
         "train.eval_interval": 0,
         **{name.replace("__", "."): value for name, value in changes.items()},
     }
+    return prepare(values, enable, 1)
+
+
+def problems_of(folder: Path, **changes: Any) -> list[str]:
+    """Return what is wrong with such a run."""
     try:
-        prepare(values, (), 1)
+        prepared(folder, **changes)
     except ConfigError as error:
         return list(error.problems)
     return []
@@ -215,6 +221,24 @@ def test_a_checkpoint_needs_a_reference_also_beside_a_folder(tmp_path: Path) -> 
     assert problems_of(tmp_path, **changes) == []
     found = problems_of(tmp_path, checkpoint__load="runs/sft/checkpoints", **changes)
     assert any(one.startswith("dpo: the policy begins with checkpoint.load=") for one in found)
+
+
+@pytest.mark.needs_plugins("lora")
+def test_the_base_of_adapters_is_the_default_reference(tmp_path: Path) -> None:
+    """Unless the run names another, or has none; ``plan`` shows where the value is from."""
+
+    def shown(*enable: str, **changes: Any) -> tuple[object, str]:
+        key = "plugins.dpo.reference"
+        run = prepared(tmp_path, *enable, **changes)
+        return run.config.plugins["dpo"].reference, run.plan.origins[key]
+
+    model = write_llama(tmp_path / "model", vocab_size=512, num_hidden_layers=1)
+    loaded = {"model__family": "llama", "model__hf_path": model}
+    assert shown("lora") == ("base", "plugin 'dpo'")
+    assert shown() == (None, "plugin default")
+    assert shown("lora", plugins__dpo__reference_free=True) == (None, "plugin default")
+    named = shown("lora", plugins__dpo__reference=model, **loaded)
+    assert named == (model, "the test")
 
 
 def test_everything_is_said_at_once(tmp_path: Path) -> None:

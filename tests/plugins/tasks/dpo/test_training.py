@@ -281,7 +281,12 @@ def test_the_base_of_adapters_is_the_reference_as_a_second_model_is(
         options = values(models, tmp_path / name, **changes, **more)
         return gloo_pool.run(whole_run, ranks, options, ("lora",), timeout=100)[0]
 
-    second, base = run("second"), run("base", plugins__dpo__reference="base")
+    second = run("second", plugins__dpo__reference=changes["model__hf_path"])
+    base = run("base")  # by default
+    logged = {name: (tmp_path / name / "log.jsonl").read_text() for name in ("second", "base")}
+    for name, weights in (("second", changes["model__hf_path"]), ("base", "base")):
+        assert f'"weights": "{weights}"' in logged[name]
+    assert '"dpo.reference"' in logged["base"]
     assert_equal_steps(base.readings, second.readings)
     assert base.readings[-1]["rewards/margins"] > 0.01
     assert base.readings[0]["rewards/margins"] == 0.0
