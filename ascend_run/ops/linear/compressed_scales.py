@@ -100,7 +100,6 @@ def code_boundaries(values: Tensor) -> Tensor:
 
 def _codes(scaled: Tensor, values: Tensor) -> Tensor:
     """Return the codes of values in [-1, 1], by bitsandbytes' own steps."""
-    # Rounded once, as a fused multiply-add rounds; float64 holds the exact value.
-    step = ((scaled + 1) * 0.5).double().mul_(_STEPS).add_(0.5).float().to(torch.int32)
+    step = ((scaled + 1) * 0.5).mul_(_STEPS).add_(0.5).to(torch.int32)
     rounded = step.float() * 2 / _STEPS - 1
     return torch.bucketize(rounded, (values[:-1] + values[1:]) / 2)
