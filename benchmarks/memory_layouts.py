@@ -108,6 +108,13 @@ CASES: Final = (
     ),
     Case(name="lora", plugins=("lora",)),
     Case(name="lora, gmm", model="moe", plugins=("lora", "gmm")),
+    Case(name="lora, qlora", plugins=("lora", "qlora")),
+    Case(
+        name="lora, qlora, tp 2, sequence parallel, single quantisation",
+        ranks=2,
+        plugins=("lora", "qlora"),
+        values={**SP, "plugins.qlora.use_double_quant": False},
+    ),
     Case(
         name="lora on queries, tp 2, sequence parallel",
         ranks=2,

@@ -17,6 +17,7 @@ from torch import Tensor
 from ascend_run.core.hooks import Hooks
 from ascend_run.core.run import prepared_rank
 from ascend_run.core.train.seeding import seed_everything
+from ascend_run.ops.linear.stored_weight import held_tensors
 from ascend_run.plugin_api import RunContext
 from ascend_run.prepare.config.raw import RawConfig, RawValue
 from ascend_run.prepare.prepare import prepare_raw
@@ -58,12 +59,12 @@ def _watched(hooks: Any, context: Any) -> Measured:
     assert dataset is not None, "no steps"
     batches = dry_run.batches(dataset)
     dry_run.step(step, batches)
-    weights = [p for chunk in bundle.chunks for p in chunk.parameters()]
+    weights = [held for chunk in bundle.chunks for held in _weights(chunk)]
     buffers = list(_gradient_buffers(bundle.chunks))
     others = [b for chunk in bundle.chunks for b in _other_tensors(chunk)]
     frozen = [one for one in context.models.values() if one.frozen]
     for chunk in (chunk for one in frozen for chunk in one.chunks):
-        others += [*chunk.parameters(), *_other_tensors(chunk)]
+        others += [*_weights(chunk), *_other_tensors(chunk)]
     bundle.optimizer.zero_grad()
     there = [*weights, *buffers, *others]
     optimizer = _without(_reached_from(bundle.optimizer, states_only=True), there)
@@ -77,6 +78,10 @@ def _watched(hooks: Any, context: Any) -> Measured:
         files=_nbytes(filter(in_file, optimizer)),
         peak=seen.peak,
     )
+
+
+def _weights(chunk: Any) -> list[Tensor]:
+    return [held for parameter in chunk.parameters() for held in held_tensors(parameter)]
 
 
 def _gradient_buffers(chunks: Sequence[Any]) -> Iterator[Tensor]:

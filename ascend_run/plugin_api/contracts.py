@@ -61,6 +61,7 @@ from ascend_run.types.model import KeyForm as KeyForm
 from ascend_run.types.model import ModelFamily as ModelFamily
 from ascend_run.types.model import PlatformOps as PlatformOps
 from ascend_run.types.model import TensorMap as TensorMap
+from ascend_run.types.model import WeightStorage as WeightStorage
 from ascend_run.types.moe import ExpertActivation as ExpertActivation
 from ascend_run.types.moe import ExpertsKernel as ExpertsKernel
 from ascend_run.types.moe import ExpertWeights as ExpertWeights

@@ -359,6 +359,18 @@ def ascend_experts(
     """
 
 
+@provider(point=Point.MODEL, claim=Claim.PARAMETER_STORAGE)
+def ascend_weight_storage(
+    config: RunConfig, device: c.Device, groups: ProcessGroupCollection, role: str
+) -> c.WeightStorage | None:
+    """Return how the weights of the layers' linears are stored between uses. None: as they are.
+
+    When: once per model, before its modules are built. Such a weight is a parameter without memory
+    (on torch's meta device), is packed as soon as it has its initial or its loaded values, so that
+    one is full at a time, must be frozen, and is not part of checkpoints.
+    """
+
+
 @wrapper(point=Point.MODEL)
 def ascend_linear(
     config: RunConfig,

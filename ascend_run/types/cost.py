@@ -86,6 +86,7 @@ class ParameterCost(_Named):
     is_expert: bool = False
     """Gradients are reduced over the experts' data-parallel group (``expt_dp``), not ``dp_cp``."""
     trained: bool = True  #: Whether it has a gradient.
+    nbytes: float | None = None  #: If stored in another form; None: in the run's dtype.
     is_matrix: bool = True
     """Used in a matmul with every token, so counted in FLOPs; False for norms, biases, tables."""
     layer: int | None = None  #: Index in the whole model; None outside the layers.
@@ -176,6 +177,8 @@ class CostChange:
     optimizer_bytes: float | None = None  #: Most of its states there; None: all, and masters.
     optimizer_elements: float = 0.0  #: Of which they are on the device at once if stored elsewhere.
     frozen: tuple[str, ...] = ()  #: Patterns of ``part.name`` of parameters that are not trained.
+    stored: Mapping[tuple[int, str], float] = attrs.field(factory=dict)
+    """(Layer, ``part.name``) of a frozen parameter -> bytes of the form in which it is stored."""
     parameters: tuple[ParameterCost, ...] = ()  #: Added parameters.
     communication: tuple[Communication, ...] = ()  #: Added or replaced.
     note: str = ""  #: What ``plan`` shows beside the estimate, such as why nothing is saved.

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any, TypeVar, cast
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar, cast
 
 import attrs
 
@@ -61,6 +61,16 @@ class PlatformOps:
             reference: The implementation in torch operations, a function of ``ascend_run.ops``.
         """
         return cast("_Form", self.fused.get(reference.__name__, reference))
+
+
+class WeightStorage(Protocol):
+    """Another form in which the frozen weights of a model's linears are stored."""
+
+    def pack(self, weight_NK: Tensor) -> Mapping[str, Tensor]:
+        """Return what is stored in place of this rank's shard: name -> tensor."""
+
+    def unpack(self, packed: Mapping[str, Tensor], like: Tensor) -> Tensor:
+        """Return the shard, in the shape and dtype of ``like``: in each forward and backward."""
 
 
 @attrs.frozen(kw_only=True)

@@ -27,6 +27,9 @@ OPTIONS: Final[Mapping[str, Any]] = {
     "plugins.recompute-in-bubble.num_forwards": 2,  # a tiny batch has few in flight
     "plugins.lora.export": False,
     "plugins.muon.ns_dtype": "float32",  # rounding errors of bfloat16 depend on the layout
+    # Blocks that the layouts do not cut, as ranks quantise their shards.
+    "plugins.qlora.blocksize": 32,
+    "plugins.qlora.use_double_quant": False,
     "plugins.reuse-fp32-param.bucket_size": 1000,
     "plugins.smart-swap.bandwidth_gb": 1e6,  # a tiny model computes for microseconds
     "plugins.smart-swap.min_bytes": 1,
@@ -53,6 +56,7 @@ CONFIG: Final[Mapping[str, Mapping[str, Any]]] = {
     # stays below the tolerance, and a lost moment does not.
     "low-precision-optimizer": {"optimizer.lr": 5e-6},
     "o2-bf16-optimizer": {"optimizer.lr": 1e-4},
+    "qlora": {"model.hidden_size": 64, "model.ffn_hidden_size": 64},  # of whole blocks
     "unaligned-ulysses": {
         "model.num_attention_heads": 6,
         "model.kv_channels": 4,
@@ -61,6 +65,7 @@ CONFIG: Final[Mapping[str, Mapping[str, Any]]] = {
 }
 """Feature -> what the model must be for it."""
 BESIDE: Final[Mapping[frozenset[str], Mapping[str, Any]]] = {
+    frozenset({"qlora", "unaligned-ulysses"}): {"model.kv_channels": 32},
     # An adapter's second matrix starts at zero, so at any rate it moves by as much as it is.
     frozenset({"lora", "low-precision-optimizer"}): {
         "plugins.low-precision-optimizer.float32": ["lora_B"],

@@ -73,6 +73,7 @@ CHOICES: Final[Mapping[str, Sequence[Mapping[str, Any]]]] = {
     "lora": ({}, {"dropout": 0.1}, {"checkpoint": "full"}),
     "orm": ({}, {"packing": False}),
     "prm": ({"placeholder_token": "*"}, {"placeholder_token": "*", "packing": False}),
+    "qlora": ({}, {"use_double_quant": False}, {"compute_dtype": "float32"}),
     "sft": ({}, {"packing": True}),
     "simpo": ({}, {"loss": "hinge"}),
     "swap-attention": (_FILES, {"prefetch": 0}, {"modules": ["input_layernorm", "self_attention"]}),

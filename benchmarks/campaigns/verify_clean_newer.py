@@ -62,6 +62,7 @@ NEEDS: Final[Mapping[str, Mapping[str, Any]]] = {
 layouts are compared in fp32 as well."""
 BESIDE: Final[Mapping[str, str]] = {
     "cc-lora": "lora",  # it computes its adapters
+    "qlora": "lora",  # it stores what is frozen beside adapters
     "recompute-comm-opt": "recompute",  # it changes how layers are recomputed
     "recompute-in-advance": "recompute",  # it changes when
 }

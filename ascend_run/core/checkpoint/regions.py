@@ -20,6 +20,7 @@ from megatron.core.dist_checkpointing.mapping import (
 from torch import Tensor, nn
 
 from ascend_run.core.model.layer_slots import named_by_number
+from ascend_run.ops.linear.stored_weight import stored_weight
 from ascend_run.plugin_api import CheckpointError
 from ascend_run.plugin_api.contracts import TensorShard
 
@@ -78,7 +79,7 @@ class ShardedLocal:
 
 
 def sharded_tensors(
-    chunks: Sequence[nn.Module], *, vocab_size: int | None = None
+    chunks: Sequence[nn.Module], *, vocab_size: int | None = None, stored: bool = False
 ) -> list[ShardedLocal]:
     """Return every parameter and persistent buffer of a model on this rank.
 
@@ -86,6 +87,7 @@ def sharded_tensors(
         chunks: Virtual pipeline chunks, wrapped for data parallelism or not.
         vocab_size: Number of rows of the embedding and output layer without padding. The padding
             depends on the tensor-parallel size and is not saved.
+        stored: Whether to include weights that are stored in another form (``StoredWeight``).
 
     Raises:
         CheckpointError: Megatron does not list a parameter, or a value is not a tensor.
@@ -104,7 +106,8 @@ def sharded_tensors(
                 attrs.evolve(region, key=named_by_number(region.key, model))
                 for region in _regions(item, vocab_size)
             )
-            found.append(ShardedLocal(item.data, regions))
+            if stored or stored_weight(item.data) is None:
+                found.append(ShardedLocal(item.data, regions))
         known = {id(item.data) for item in listed}
         problems += [
             f"{name}: the module that holds it does not list it in sharded_state_dict"

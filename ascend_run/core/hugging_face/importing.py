@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Final
 
@@ -56,16 +57,29 @@ def load_hf_weights(
             shape or not floating point; or a shard has no counterpart. Lists all problems; nothing
             is filled then.
     """
-    with StoredTensors(folder) as stored:
-        lacking: list[str] = []
-        sources = matched_sources(stored, family, config, begins_scores=True)
-        if SCORE in sources and SCORE not in stored.names:
-            lacking = [SCORE]
-            shards = [shard for shard in shards if shard.key != SCORE]
-        runs = runs_of_shards(shards, sources, stored, family, config)
+    with matched_weights(folder, family, config, shards) as (fill, lacking):
         for shard in shards:
-            _fill(shard, runs[shard.key], stored)
-        return lacking
+            fill(shard)
+    return lacking
+
+
+@contextmanager
+def matched_weights(
+    folder: str | Path, family: ModelFamily, config: RunConfig, shards: Sequence[TensorShard]
+) -> Iterator[tuple[Callable[[TensorShard], None], list[str]]]:
+    """Check what ``load_hf_weights`` checks; give a function that fills one shard, and what that
+    returns."""
+    with StoredTensors(folder) as stored:
+        sources = matched_sources(stored, family, config, begins_scores=True)
+        lacking = [SCORE] if SCORE in sources and SCORE not in stored.names else []
+        shards = [shard for shard in shards if shard.key not in lacking]
+        runs = runs_of_shards(shards, sources, stored, family, config)
+
+        def fill(shard: TensorShard) -> None:
+            if shard.key not in lacking:
+                _fill(shard, runs[shard.key], stored)
+
+        yield fill, lacking
 
 
 def matched_sources(

@@ -2,18 +2,25 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
 
 import attrs
 
-from ascend_run.core.checkpoint.regions import model_shards, sharded_tensors, unwrapped
+from ascend_run.core.checkpoint.regions import (
+    ShardedLocal,
+    model_shards,
+    sharded_tensors,
+    unwrapped,
+)
 from ascend_run.core.model.layer_slots import count_layers
-from ascend_run.plugin_api.contracts import ModelBundle, ModelFamily
+from ascend_run.ops.linear.stored_weight import filled
+from ascend_run.plugin_api.contracts import ModelBundle, ModelFamily, TensorShard
 from ascend_run.plugin_api.expert_layers import moe_layers
 from ascend_run.types.config import FieldSection, RunConfig
 
-from .importing import load_hf_weights
+from .importing import matched_weights
 
 _PREFIX: Final = "model"
 
@@ -34,12 +41,8 @@ def load_model(
     """
     tensors = [
         held
-        for held in sharded_tensors(bundle.chunks, vocab_size=config.model.vocab_size)
+        for held in sharded_tensors(bundle.chunks, vocab_size=config.model.vocab_size, stored=True)
         if not getattr(held.tensor, "ascend_added_by", None)
-    ]
-    shards = [
-        attrs.evolve(shard, key=shard.key.removeprefix(f"{_PREFIX}/"))
-        for shard in model_shards(tensors, _PREFIX)
     ]
     # The folder has no empty layer slots.
     model, experts = unwrapped(bundle.chunks[0]), moe_layers(config.model)
@@ -49,4 +52,17 @@ def load_model(
         layers["moe_layer_freq"] = [
             int(p in experts) for p, number in numbers if number is not None
         ]
-    return load_hf_weights(folder, family, attrs.evolve(config, model=FieldSection(layers)), shards)
+    config = attrs.evolve(config, model=FieldSection(layers))
+    with matched_weights(folder, family, config, _shards(tensors)) as (fill, lacking):
+        for held in tensors:
+            with filled(held.tensor) as values:
+                for shard in _shards([attrs.evolve(held, tensor=values)]):
+                    fill(shard)
+    return lacking
+
+
+def _shards(tensors: Sequence[ShardedLocal]) -> list[TensorShard]:
+    return [
+        attrs.evolve(shard, key=shard.key.removeprefix(f"{_PREFIX}/"))
+        for shard in model_shards(tensors, _PREFIX)
+    ]

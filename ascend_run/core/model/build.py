@@ -21,6 +21,7 @@ from ascend_run.core.config.attention_needs import AttentionPart, attention_prob
 from ascend_run.core.config.vocabulary import has_tied_output, padded_vocab_size
 from ascend_run.core.hooks import Hooks
 from ascend_run.ops.experts.loop_experts import loop_experts
+from ascend_run.ops.linear.stored_weight import StoredWeight, allocate, without_memory
 from ascend_run.plugin_api import contracts as c
 from ascend_run.plugin_api.contracts import AttentionFeatures
 from ascend_run.plugin_api.errors import ConfigError
@@ -33,7 +34,7 @@ from .layer_slots import layer_numbers
 from .mtp import mtp_spec
 from .rotary import RotaryTable, RotaryTables
 from .rotary_scaling import rotary_scaling
-from .seams import wrap_modules
+from .seams import LINEARS, layer_linears, wrap_modules
 from .spec import block_spec
 from .transformer_config import PRECISIONS, make_transformer_config
 
@@ -116,14 +117,18 @@ def build_model(
     transformer_config = make_transformer_config(config, hooks, dtype, **asked)
     assembly = assemble(config, hooks, **asked)
     policies = activation_policies(config, hooks)
+    storing, storage = hooks.provide_named("ascend_weight_storage", config=config, **asked)
     bundle = c.ModelBundle(role=role, chunks=[], transformer_config=transformer_config)
     num_chunks = transformer_config.virtual_pipeline_model_parallel_size
     for vp_stage in [None] if num_chunks is None else range(num_chunks):
-        chunk = _build_chunk(config, transformer_config, assembly, vp_stage)
+        with without_memory(*(() if storage is None else LINEARS)):
+            chunk = _build_chunk(config, transformer_config, assembly, vp_stage)
         if assembly.attention_problems:
             headline = "the attention kernel does not support this run"
             raise ConfigError(headline, list(assembly.attention_problems))
-        chunk.to(device.torch_device)
+        for linear in () if storage is None else layer_linears(chunk):
+            StoredWeight(storing, storage, linear.weight, device.torch_device)
+        allocate(chunk, device.torch_device)
         initialize_weights(
             chunk,
             transformer_config,

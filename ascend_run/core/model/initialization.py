@@ -17,6 +17,8 @@ import torch.distributed as dist
 from megatron.core.transformer.transformer_config import TransformerConfig
 from torch import Tensor, nn
 
+from ascend_run.ops.linear.stored_weight import filled
+
 from .layer_slots import count_layers, named_by_number
 
 if TYPE_CHECKING:
@@ -66,15 +68,16 @@ def initialize_weights(
         if tied and name == "output_layer.weight":
             # The last pipeline stage's copy of the first stage's embedding.
             name = "embedding.word_embeddings.weight"
-        if name.endswith((".bias", "_bias")):
-            parameter.zero_()
-        elif "norm" in name:
-            parameter.fill_(0.0 if config.layernorm_zero_centered_gamma else 1.0)
-        elif name.endswith(("experts.fc1", "experts.fc2")):
-            _fill_experts(name, parameter, config, _std(name, config, layers), seed, groups)
-        else:
-            std = _std(name, config, layers)
-            _fill_sharded(name, parameter, config, std, seed, vocab_size, groups)
+        std = _std(name, config, layers)
+        with filled(parameter) as values:
+            if name.endswith((".bias", "_bias")):
+                values.zero_()
+            elif "norm" in name:
+                values.fill_(0.0 if config.layernorm_zero_centered_gamma else 1.0)
+            elif name.endswith(("experts.fc1", "experts.fc2")):
+                _fill_experts(name, values, config, std, seed, groups)
+            else:
+                _fill_sharded(name, values, config, std, seed, vocab_size, groups)
 
 
 def _std(name: str, config: TransformerConfig, layers: int) -> float:

@@ -7,7 +7,7 @@ submodules, or a replacement module. State-dict keys must be preserved, which is
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any, Final, cast
 
 import attrs
 from megatron.core.tensor_parallel.layers import ColumnParallelLinear, RowParallelLinear
@@ -16,6 +16,7 @@ from torch import nn
 from ascend_run.core.config.activation_policy import LayerPolicy
 from ascend_run.core.hooks import Hooks
 from ascend_run.ops.linear.parallel_linear import linear_link
+from ascend_run.ops.linear.stored_weight import stored_weight
 from ascend_run.plugin_api import contracts as c
 from ascend_run.plugin_api.errors import HookError
 from ascend_run.types.forward import chain_of
@@ -28,6 +29,9 @@ if TYPE_CHECKING:
     from megatron.core.transformer.transformer_layer import TransformerLayer
 
     from .gpt import GPT
+
+
+LINEARS: Final = (ColumnParallelLinear, RowParallelLinear)
 
 
 def _layer_seams(layer: TransformerLayer) -> Iterator[tuple[str, nn.Module, str]]:
@@ -51,10 +55,17 @@ def _linears(layer: nn.Module) -> list[tuple[str, nn.Module, str]]:
     """Return (name in the layer, parent, attribute) of every parallel linear."""
     found = []
     for name, module in layer.named_modules():
-        if isinstance(module, ColumnParallelLinear | RowParallelLinear):
+        if isinstance(module, LINEARS):
             parent, _, attribute = name.rpartition(".")
             found.append((name, layer.get_submodule(parent), attribute))
     return found
+
+
+def layer_linears(model: GPT) -> Iterator[Any]:
+    """Yield every parallel linear of the layers."""
+    for parent, attribute in _layers(model):
+        for _, holder, linear in _linears(getattr(parent, attribute)):
+            yield getattr(holder, linear)
 
 
 def wrap_modules(
@@ -89,9 +100,11 @@ def wrap_modules(
         if hasattr(parent, "eh_proj"):
             linears.insert(0, ("eh_proj", parent, "eh_proj"))
         for name, holder, linear in linears:
-            if ops.matmul is not None:
-                module = getattr(holder, linear)
-                links.add_platform(module, linear_link(module, matmul=ops.matmul))
+            module = getattr(holder, linear)
+            stored = stored_weight(module.weight)
+            own = {"matmul": ops.matmul, "weight": stored and stored.values}
+            if own := {field: value for field, value in own.items() if value is not None}:
+                links.add_platform(module, linear_link(module, **own))
             wrappers.replace("ascend_linear", holder, linear, name=name, layer_index=index, ops=ops)
         for hook, holder, seam in _layer_seams(layer):
             wrappers.replace(hook, holder, seam, layer_index=index)

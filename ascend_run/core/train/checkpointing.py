@@ -193,9 +193,10 @@ class Checkpoints:
         """
         config = self.context.config
         for role, bundle in self._trained.items():
-            whole = model_shards(sharded_tensors(bundle.chunks))
-            kept = self.hooks.wrap("ascend_checkpoint_filter", whole, config=config, role=role)
-            if len(kept) < len(whole):
+            whole = sharded_tensors(bundle.chunks, stored=True)
+            kept = model_shards(sharded_tensors(bundle.chunks))
+            kept = self.hooks.wrap("ascend_checkpoint_filter", kept, config=config, role=role)
+            if len(kept) < len(model_shards(whole)):
                 return True
         return False
 

@@ -9,6 +9,7 @@ from megatron.core.transformer.transformer_config import TransformerConfig
 
 from ascend_run.core.hooks import Hooks
 from ascend_run.core.model.build import build_model
+from ascend_run.ops.linear.stored_weight import stored_weight
 from ascend_run.plugin_api import contracts as c
 from ascend_run.plugin_api.errors import HookError
 
@@ -33,7 +34,7 @@ def build_models(
         with_optimizer: If False, gradients are computed but there is no optimizer.
 
     Raises:
-        HookError: See ``require_one_trained``.
+        HookError: See ``require_one_trained``; or a weight that is stored in another form trains.
     """
     config, groups = context.config, context.groups
     require_one_trained(task.roles)
@@ -46,6 +47,7 @@ def build_models(
             bundle.weights = role.weights or config.model.hf_path
             context.models[role.name] = bundle
             if role.frozen_step is None:
+                require_frozen_storage(bundle)
                 wrap_data_parallel(bundle, config, hooks, groups, num_microbatches)
             else:
                 freeze(bundle)
@@ -67,6 +69,16 @@ def require_one_trained(roles: Sequence[c.RoleSpec]) -> None:
             f"ascend_task: the roles are {', '.join(names) or 'none'}; expected different names, "
             "and frozen_step for each but the first, which is trained"
         )
+
+
+def require_frozen_storage(bundle: c.ModelBundle) -> None:
+    """Check that weights that are stored in another form are not trained."""
+    for name, parameter in (pair for chunk in bundle.chunks for pair in chunk.named_parameters()):
+        if parameter.requires_grad and (stored := stored_weight(parameter)):
+            raise HookError(
+                f"{name} is stored by '{stored.owner}' in another form, which cannot be trained; "
+                "expected an adapter that freezes it"
+            )
 
 
 def match_p2p(config: TransformerConfig) -> None:

@@ -115,9 +115,13 @@ def quantise(weight: Tensor, block: int = 64) -> Nf4:
         rest = flat_N[full:].float()
         absmax_B[-1] = rest.abs().amax().clamp(min=_LEAST_ABSMAX)
         codes_C[full // 2 :] = _packed(rest / absmax_B[-1])
+    return Nf4(codes_C, absmax_B, weight.shape, block, byte_values().to(weight.device))
+
+
+def byte_values() -> Tensor:
+    """Return ``Nf4.values``, on the CPU."""
     table = torch.tensor(NF4_VALUES, device="cpu")
-    values = torch.cartesian_prod(table, table).view(torch.int64).view(-1).to(weight.device)
-    return Nf4(codes_C, absmax_B, weight.shape, block, values)
+    return torch.cartesian_prod(table, table).view(torch.int64).view(-1)
 
 
 def compress(quantised: Nf4) -> Nf4:

@@ -113,16 +113,28 @@ class LinearImplementation:
     """Save the gathered input of a column-parallel linear for backward; else gather it again."""
     adapted: ParallelLinearFunction | None = None
     """Computes the linear with more than its weight, in place of ``parallel_linear``."""
+    weight: Callable[[], Tensor] | None = None
+    """Returns the values of a frozen weight that is stored in another form; called in each forward
+    and each backward."""
+    compute_dtype: torch.dtype | None = None
+    """Dtype of the input, the weight and the output of the matmul; None: that of the input."""
 
     @property
     def matmuls(self) -> CollectiveMatmuls:
         """The matmuls with a collective."""
         return plain_matmuls(self.matmul) if self.fused is None else self.fused
 
+    def values_of(self, weight: Tensor | None, dtype: torch.dtype) -> Tensor:
+        """Return the weight [N, K]; None is given if it is stored in another form."""
+        if weight is not None:
+            return weight
+        assert self.weight is not None
+        return self.weight().to(dtype)
+
 
 def parallel_linear(
     x: Tensor,
-    weight_NK: Tensor,
+    weight_NK: Tensor | None,
     collectives: LinearCollectives,
     group: Group | None,
     implementation: LinearImplementation,
@@ -140,12 +152,13 @@ class _ParallelLinear(Function):
     def forward(
         ctx: Any,
         x: Tensor,
-        weight: Tensor,
+        weight: Tensor | None,
         collectives: LinearCollectives,
         group: Group | None,
         implementation: LinearImplementation,
     ) -> Tensor:
-        rows, matrix, matmuls = x.flatten(0, -2), weight.t(), implementation.matmuls
+        rows, matmuls = x.flatten(0, -2), implementation.matmuls
+        matrix = implementation.values_of(weight, x.dtype).t()
         kept = rows
         if collectives in (LinearCollectives.NONE, LinearCollectives.COLUMN):
             out = implementation.matmul(rows, matrix)
@@ -159,15 +172,11 @@ class _ParallelLinear(Function):
             else:
                 out = matmuls.matmul_all_reduce(rows, matrix, group)
         # The parameter itself, because gradient reduction reads its attributes.
-        ctx.parameter, ctx.collectives, ctx.group, ctx.implementation = (
-            weight,
-            collectives,
-            group,
-            implementation,
-        )
+        ctx.parameter, ctx.collectives = weight, collectives
+        ctx.group, ctx.implementation = group, implementation
         ctx.shape = x.shape
         ctx.save_for_backward(weight, kept if ctx.needs_input_grad[1] else None)
-        return out.view(-1, *x.shape[1:-1], weight.shape[0])
+        return out.view(-1, *x.shape[1:-1], matrix.shape[1])
 
     @staticmethod
     @once_differentiable
@@ -175,6 +184,7 @@ class _ParallelLinear(Function):
         weight, x = ctx.saved_tensors
         collectives, group, implementation = ctx.collectives, ctx.group, ctx.implementation
         wants_x, wants_weight, *_ = ctx.needs_input_grad
+        weight = implementation.values_of(weight, dy.dtype)
         dy, dx, work, sent = dy.flatten(0, -2), None, None, None
         gather = None
         if (
@@ -249,10 +259,12 @@ class _LinearForward:
         self, x: Tensor, weight: Tensor, collectives: LinearCollectives
     ) -> tuple[Tensor, Tensor | None]:
         linear, how = self.linear, self.implementation
-        out = (how.adapted or parallel_linear)(x, weight, collectives, linear.tp_group, how)
+        wide = x.to(how.compute_dtype or x.dtype)
+        own = weight if how.weight is None else None
+        out = (how.adapted or parallel_linear)(wide, own, collectives, linear.tp_group, how)
         if linear.skip_bias_add or linear.bias is None:
-            return out, linear.bias if linear.skip_bias_add else None
-        return out + linear.bias, None
+            return out.to(x.dtype), linear.bias if linear.skip_bias_add else None
+        return (out + linear.bias).to(x.dtype), None
 
 
 class _ColumnForward(_LinearForward):

@@ -101,6 +101,13 @@ class KeepsTheNorm:
     def ascend_norm(self, device: c.Device) -> None: ...
 
 
+class StoresNoWeight:
+    manifest = manifest("stores-no-weight")
+
+    @hookimpl
+    def ascend_weight_storage(self, role: str) -> None: ...
+
+
 class ReplacesOperatorsByThemselves:
     manifest = manifest("replaces-operators-by-themselves")
 
@@ -234,6 +241,7 @@ PLUGINS: Final = (
     Idle(plugin=ProvidesTheBuiltInRouter, model="moe"),
     Idle(plugin=DispatchesAsAlways, layout={"ep": 2}, model="moe"),
     Idle(plugin=KeepsTheNorm),
+    Idle(plugin=StoresNoWeight),
     Idle(plugin=ReplacesOperatorsByThemselves),
     Idle(plugin=ConfiguresTheDefaults),
     Idle(plugin=ProvidesMegatronsDataParallelism, layout={"dp": 2}),

@@ -131,7 +131,7 @@ class Lora:
 
     @hookimpl
     def ascend_linear(
-        self, config: RunConfig, role: str, name: str, layer_index: int
+        self, config: RunConfig, device: c.Device, role: str, name: str, layer_index: int
     ) -> c.ModuleWrapper | None:
         from .targets import wanted_parts
 
@@ -141,7 +141,8 @@ class Lora:
             return None
         from .adapter import attach
 
-        return lambda linear: attach(linear, layer_index, name, parts, self.config)
+        where = device.torch_device
+        return lambda linear: attach(linear, layer_index, name, parts, self.config, where)
 
     @hookimpl
     def ascend_embedding(self, role: str) -> c.ModuleWrapper | None:

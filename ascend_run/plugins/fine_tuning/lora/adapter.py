@@ -57,7 +57,7 @@ class Adapter(nn.Module):
     [rows, R], with rows in the order of Hugging Face's linear of that part. Parts may differ in R.
 
     Args:
-        linear: Megatron's linear; its weight determines device and dtype.
+        linear: Megatron's linear; its weight determines the dtype.
         layer_index: Index of the layer slot in the full model, until ``number_layers``.
         name: Name of the linear in its layer.
         parts: From ``targets.linear_parts``, in Megatron's order.
@@ -70,6 +70,7 @@ class Adapter(nn.Module):
         name: str,
         parts: Sequence[str],
         options: LoraOptions,
+        device: torch.device,
     ) -> None:
         super().__init__()
         self.layer, self.name, self.is_on, self.is_fused = layer_index, name, True, False
@@ -85,10 +86,12 @@ class Adapter(nn.Module):
         self.rows = rows_of_parts(linear, name)
         self.shares_groups = shares_groups(linear, name)
         weight = linear.weight
-        self.lora_A = nn.Parameter(weight.new_empty(sum(self.ranks), weight.shape[1]))
+        self.lora_A = nn.Parameter(
+            weight.new_empty(sum(self.ranks), weight.shape[1], device=device)
+        )
         self.lora_B = nn.ParameterDict(
             {
-                part: weight.new_zeros(math.prod(self.rows[part]), rank)
+                part: weight.new_zeros(math.prod(self.rows[part]), rank, device=device)
                 for part, rank in zip(parts, self.ranks, strict=True)
             }
         )
@@ -229,14 +232,19 @@ class Adapter(nn.Module):
 
 
 def attach(
-    linear: ParallelLinear, layer_index: int, name: str, parts: Sequence[str], options: LoraOptions
+    linear: ParallelLinear,
+    layer_index: int,
+    name: str,
+    parts: Sequence[str],
+    options: LoraOptions,
+    device: torch.device,
 ) -> ForwardLink:
     """Attach an adapter to a linear and return the link that adds its output.
 
     The adapter's parameters are named under the linear, and the link works with any implementation
     of the linear's forward.
     """
-    adapter = Adapter(linear, layer_index, name, parts, options)
+    adapter = Adapter(linear, layer_index, name, parts, options, device)
     linear.add_module("adapter", adapter)
     inner_sharded: Callable[..., dict[str, Any]] = linear.sharded_state_dict
 

@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
 from ascend_run.ops.collective_releases import count_after_releases
+from ascend_run.ops.linear.stored_weight import held_tensors
 from ascend_run.ops.memory.storage_watch import StorageWatch, WatchedStorage
 from ascend_run.ops.optimizer_states import torch_optimizers
 from ascend_run.plugin_api import ModelBundle, RunPhase
@@ -169,7 +170,8 @@ def _owned(models: Sequence[ModelBundle]) -> Iterator[tuple[Category, Tensor]]:
     chunks = [chunk for model in models for chunk in model.chunks]
     weights = [weight for chunk in chunks for weight in chunk.parameters()]
     for weight in weights:
-        yield Category.WEIGHTS, weight
+        for held in held_tensors(weight):
+            yield Category.WEIGHTS, held
     for tensor in (*weights, *updated):
         for gradient in (tensor.grad, getattr(tensor, "main_grad", None)):
             if gradient is not None:

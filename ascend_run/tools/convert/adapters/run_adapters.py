@@ -25,6 +25,7 @@ from ascend_run.tools.convert.formats.model_source import ModelSource
 from ascend_run.types.config import FieldSection, RunConfig
 
 from .merging import Update, merged
+from .quantised_base import with_run_values
 
 _PLUGIN: Final = "lora"
 _NAME: Final = re.compile(r"(.+)\.adapter\.lora_(?:A|B\.(.+))")
@@ -111,6 +112,7 @@ def with_run_adapters(
         updates[weight] = _update(adapters, record, linear, order, base.config)
     if problems:
         raise CheckpointError(f"the adapters in {adapters.folder} do not fit", problems)
+    base = with_run_values(base, values)
     return attrs.evolve(merged(base, updates), step=adapters.step, folder=adapters.folder)
 
 

@@ -140,7 +140,11 @@ class Ledger:
             self.optimizer_bytes = change.optimizer_bytes
             self.optimizer_elements = change.optimizer_elements
         self.parameters = [
-            attrs.evolve(p, trained=False) if _matches(p.key, change.frozen) else p
+            attrs.evolve(
+                p,
+                trained=p.trained and not _matches(p.key, change.frozen),
+                nbytes=change.stored.get((p.layer or 0, p.key), p.nbytes),
+            )
             for p in self.parameters
         ]
         self.parameters += change.parameters
@@ -265,7 +269,7 @@ class Ledger:
             yield share_of(repeated / len(layers), sent)
 
     def _move(self, change: SavedChange) -> None:
-        for layer in self._layers(change.layers):
+        for layer in [n for n in self.saved if change.layers is None or n in change.layers]:
             for tensor in [*self.saved[layer]]:
                 wanted = _matches(tensor.key, change.tensors) and tensor.nbytes >= change.at_least
                 if wanted and tensor.again is not None and change.kept:
@@ -282,9 +286,6 @@ class Ledger:
             self.saved[layer] = [
                 t for t in self.saved[layer] if t.storage is not Storage.NONE or t.again is not None
             ]
-
-    def _layers(self, wanted: tuple[int, ...] | None) -> list[int]:
-        return [layer for layer in self.saved if wanted is None or layer in wanted]
 
 
 def _matches(name: str, patterns: Iterable[str]) -> bool:

@@ -71,7 +71,9 @@ def held_state(
         chunks: Layers of each chunk of its model.
     """
     trained = [p for p in parameters if p.trained]
-    fixed = sum(p.numel for p in parameters if not p.trained)
+    fixed = sum(
+        p.numel * item_bytes if p.nbytes is None else p.nbytes for p in parameters if not p.trained
+    )
     half = config.train.precision != "fp32"
     main = main_param_bytes if half else 0
     spread = config.ddp.use_distributed_optimizer
@@ -85,14 +87,14 @@ def held_state(
     if alone:
         numel = sum(p.numel for p in trained)
         return State(
-            weights=(numel + fixed) * item_bytes,
+            weights=numel * item_bytes + fixed,
             gradients=0,
             gradient_item=item_bytes,
             main_gradients=numel * WIDE if half else 0,
             copied_gradients=_while_copied(trained, item_bytes) if half else 0,
             **of_optimizer,
         )
-    weights, gradients = fixed * item_bytes, 0.0
+    weights, gradients = fixed, 0.0
     limit = bucket_size(config, layout, pp_rank)
     for own, ranks in kinds:
         padded = sum(

@@ -181,7 +181,9 @@ def _leave_constants(dry_run: DryRun) -> None:
     generator = torch.Generator().manual_seed(_SEED)
     for chunk in dry_run.bundle.chunks:
         for parameter in chunk.parameters():
-            if parameter.numel() > 1 and bool((parameter == parameter.flatten()[0]).all()):
+            if parameter.is_meta or parameter.numel() < 2:  # of a weight that is stored otherwise
+                continue
+            if bool((parameter == parameter.flatten()[0]).all()):
                 change = torch.randn(parameter.shape, generator=generator, dtype=torch.float64)
                 parameter.add_(_CHANGE * change.to(parameter))
 

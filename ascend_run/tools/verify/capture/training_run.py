@@ -23,6 +23,7 @@ from ascend_run.core.rank.failures import FILE_VARIABLE
 from ascend_run.core.run import run_training
 from ascend_run.core.train.checkpointing import Checkpoints
 from ascend_run.core.train.data_parallel import gather_parameters
+from ascend_run.ops.linear.stored_weight import held_tensors
 from ascend_run.plugin_api import Batch, Manifest, RunContext, Wrapper, hookimpl
 from ascend_run.prepare.prepare import PreparedRun
 
@@ -140,7 +141,9 @@ class _Watch:
         for role, bundle in context.models.items():
             for index, chunk in enumerate(bundle.chunks):
                 for name, held in (*chunk.named_parameters(), *chunk.named_buffers()):
-                    tensors[f"model/chunk {index} of {role}: {name}"] = held.detach().cpu().clone()
+                    for part, tensor in enumerate(held_tensors(held)):
+                        key = f"model/chunk {index} of {role}: {name}{f' {part}' if part else ''}"
+                        tensors[key] = tensor.detach().cpu().clone()
         return RunState(
             tensors=tensors,
             values={**values, **entries.values},
