@@ -94,7 +94,7 @@ def _start_reduce_scatter(x: Tensor, group: Group) -> tuple[Tensor, dist.Work, T
 
 
 ParallelLinearFunction: TypeAlias = Callable[
-    [Tensor, Tensor, LinearCollectives, Group | None, "LinearImplementation"], Tensor
+    [Tensor, Tensor | None, LinearCollectives, Group | None, "LinearImplementation"], Tensor
 ]
 """A function with the arguments of ``parallel_linear``."""
 

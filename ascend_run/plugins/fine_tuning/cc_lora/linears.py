@@ -49,7 +49,7 @@ def with_adapter(adapter: LinearAdapter, options: CcLoraOptions) -> ParallelLine
 
     def compute(
         x: Tensor,
-        weight_NK: Tensor,
+        weight_NK: Tensor | None,
         collectives: LinearCollectives,
         group: Group | None,
         implementation: LinearImplementation,
@@ -57,6 +57,7 @@ def with_adapter(adapter: LinearAdapter, options: CcLoraOptions) -> ParallelLine
         if not adapter.is_on:
             return parallel_linear(x, weight_NK, collectives, group, implementation)
         assert group is not None
+        assert weight_NK is not None
         ranks = group.size() if collectives is LinearCollectives.COLUMN_SEQUENCE else 1
         tokens = x[..., 0].numel() * ranks
         schedule = Schedule(
