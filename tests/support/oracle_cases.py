@@ -80,6 +80,7 @@ CASES: Final[Mapping[str, OracleCase]] = {
             "plugins.eod-reset.eod_token_id": 3,
             "plugins.lora.rank": 3,
             "plugins.lora.rslora": True,
+            "plugins.lora.dora": True,
             "plugins.lora.rank_pattern": {"linear_k": 2},
             "plugins.lora.alpha_pattern": {"linear_qkv": 5.0, "linear_v": 3.0},
             "plugins.lora.target_modules": ["linear_qkv", "linear_fc2"],

@@ -33,14 +33,20 @@ def low_rank_update(a_RK: Tensor, b_MR: Tensor, scale: float, dtype: torch.dtype
     return scale * (b_MR.to(dtype) @ a_RK.to(dtype))
 
 
-def with_update(weight_MK: Tensor, update: Tensor) -> Tensor:
+def with_update(weight_MK: Tensor, update: Tensor, magnitude_M: Tensor | None = None) -> Tensor:
     """Return a weight with an update added, in a new tensor.
 
     Numerics: the sum is computed in the update's dtype and converted to the weight's.
 
     Args:
         update: Of the weight's first rows.
+        magnitude_M: Norms that these rows get (DoRA, arXiv:2402.09353); 0: the row keeps its own.
     """
     wide = weight_MK.to(update.dtype, copy=True)
-    wide[: len(update)] += update
+    rows = wide[: len(update)]
+    rows += update
+    if magnitude_M is not None:
+        norms = torch.linalg.vector_norm(rows, dim=-1)
+        magnitude = magnitude_M.to(update.dtype)
+        rows *= torch.where(magnitude != 0, magnitude / norms, 1.0).unsqueeze(-1)
     return wide.to(weight_MK.dtype)

@@ -14,7 +14,6 @@ from typing import Any, Final
 _NEUTRAL: Final[Mapping[str, tuple[object, ...]]] = {
     "peft_type": ("LORA",),
     "bias": ("none",),
-    "use_dora": (False, None),
     "use_qalora": (False, None),
     "lora_bias": (False, None),
     "layer_replication": (None,),
@@ -24,6 +23,9 @@ _NEUTRAL: Final[Mapping[str, tuple[object, ...]]] = {
     # Other values change the base too.
     "init_lora_weights": (True, False, None, "gaussian", "eva", "orthogonal"),
 }
+
+MAGNITUDE: Final = "lora_magnitude_vector"
+"""End of the name of DoRA's magnitudes, [out], with ``use_dora``."""
 
 
 def changed_settings(config: Mapping[str, Any]) -> dict[str, object]:

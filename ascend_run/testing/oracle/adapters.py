@@ -32,7 +32,7 @@ class Adapter(nn.Module):
     """The adapters of one linear, one for each projection that it fuses.
 
     ``lora_A`` holds the A of each adapted projection below one another; ``lora_B`` has the B of
-    each, with the projection's own rows.
+    each, with the projection's own rows, and ``lora_magnitude`` DoRA's norms of these.
 
     Args:
         linear: Name of the linear.
@@ -66,6 +66,9 @@ class Adapter(nn.Module):
                 )
                 self.ranks[name] = rank
                 self.scales[name] = alpha / (math.sqrt(rank) if options.rslora else rank)
+        self.lora_magnitude: nn.ParameterDict | None = None
+        if options.dora:
+            self.lora_magnitude = nn.ParameterDict({n: torch.empty(rows[n]) for n in self.ranks})
         self.lora_A = nn.Parameter(torch.empty(sum(self.ranks.values()), width))
         self.lora_B = nn.ParameterDict(
             {name: torch.empty(rows[name], rank) for name, rank in self.ranks.items()}
@@ -82,7 +85,28 @@ class Adapter(nn.Module):
             )
             for name, n in self.rows.items()
         ]
-        by_group = [out.unflatten(-1, (self.groups, -1)) for out in outputs]
+        return self._in_turn(outputs)
+
+    def output(self, weight: Tensor, x: Tensor) -> Tensor:
+        """Return ``W x`` with the adapters, without a bias.
+
+        With magnitudes m (DoRA), a row of ``W + scale * B A`` has the norm m. The norm that it had
+        is not differentiated, arXiv:2402.09353, section 4.3.
+        """
+        y: Tensor = x @ weight.t() + self(x)
+        if self.lora_magnitude is None:
+            return y
+        with torch.no_grad():
+            update = self(torch.eye(weight.shape[1], dtype=weight.dtype)).t()
+            norms = (weight + update).square().sum(dim=1).sqrt()
+        given: dict[str, Tensor] = dict(self.lora_magnitude.items())
+        factors = self._in_turn([given.get(n, norms.new_ones(k)) for n, k in self.rows.items()])
+        scaled = self._in_turn([norms.new_full((k,), n in given) for n, k in self.rows.items()])
+        return torch.where(scaled > 0, y * (factors / norms), y)
+
+    def _in_turn(self, parts: list[Tensor]) -> Tensor:
+        """Return the rows of projections in the order of the linear: in turn for each group."""
+        by_group = [part.unflatten(-1, (self.groups, -1)) for part in parts]
         return torch.cat(by_group, dim=-1).flatten(-2)
 
 

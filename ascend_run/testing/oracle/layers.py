@@ -44,10 +44,8 @@ class Linear(nn.Module):
         self.adapter: Adapter | None = None
 
     def forward(self, x: Tensor) -> Tensor:
-        y = x @ self.weight.t()
-        if self.adds_bias and self.bias is not None:
-            y = y + self.bias
-        return y if self.adapter is None else y + self.adapter(x)
+        y = x @ self.weight.t() if self.adapter is None else self.adapter.output(self.weight, x)
+        return y + self.bias if self.adds_bias and self.bias is not None else y
 
 
 def plus_bias(x: Tensor, bias: Tensor | None) -> Tensor:

@@ -32,3 +32,14 @@ def test_a_sum_is_computed_in_the_dtype_of_the_update() -> None:
     assert added.dtype is torch.bfloat16
     assert added.tolist() == [[1 + 2**-7], [1.25], [3.0]]
     assert weight.tolist() == [[1.0], [1.0], [3.0]]
+
+
+def test_rows_get_their_magnitudes_and_others_keep_their_norms() -> None:
+    generator = torch.Generator().manual_seed(2)
+    weight, update = (torch.randn(5, 7, generator=generator, dtype=torch.float64) for _ in range(2))
+    magnitude = torch.tensor([2.0, 0.0, -3.0, 0.5], dtype=torch.float64)
+    got = with_update(weight, update[:4], magnitude)
+    torch.testing.assert_close(got.norm(dim=1)[[0, 2, 3]], magnitude[[0, 2, 3]].abs())
+    assert torch.equal(got[1], weight[1] + update[1])
+    assert torch.equal(got[4], weight[4])
+    assert torch.equal(got[2].sign(), -(weight[2] + update[2]).sign())

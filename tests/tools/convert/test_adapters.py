@@ -100,7 +100,7 @@ def test_an_adapter_that_does_not_fit_is_refused(
         return capsys.readouterr().err
 
     assert f"no folder at {folder}" in message("--adapter", folder)
-    write_adapter(folder, use_dora=True, r=3, fan_in_fan_out=True)
+    write_adapter(folder, lora_bias=True, r=3, fan_in_fan_out=True)
     file = folder / "adapter_model.safetensors"
     tensors = load_file(file)
     tensors["base_model.model.model.layers.9.mlp.up_proj.lora_A.weight"] = torch.ones(2, HIDDEN)
@@ -108,7 +108,7 @@ def test_an_adapter_that_does_not_fit_is_refused(
     save_file(tensors, file)
     found = message("--adapter", folder)
     for part in (
-        "use_dora is true; only false can be merged",
+        "lora_bias is true; only false can be merged",
         "lm_head.weight is not in the model",  # tied to the embedding
         "model.layers.9.mlp.up_proj.weight is not in the model",
         "model.layers.0.self_attn.q_proj.lora_A is [2, 16], expected [3, 16]",

@@ -78,15 +78,19 @@ class CcLora:
 
     @hookimpl
     def ascend_check(self, config: RunConfig) -> Sequence[str]:
-        dropout = config.plugins[ADAPTERS].dropout
-        if not self.config.merge or not dropout:
-            return ()
-        problem = (
-            f"plugins.cc-lora.merge=true with plugins.lora.dropout={dropout}: an adapter that "
-            "reads another input than its linear cannot be added to the weight; set "
-            "plugins.lora.dropout=0, or leave plugins.cc-lora.merge out"
-        )
-        return [problem]
+        adapters, problems = config.plugins[ADAPTERS], []
+        if self.config.merge and adapters.dropout:
+            problems.append(
+                f"plugins.cc-lora.merge=true with plugins.lora.dropout={adapters.dropout}: an "
+                "adapter that reads another input than its linear cannot be added to the weight; "
+                "set plugins.lora.dropout=0, or leave plugins.cc-lora.merge out"
+            )
+        if adapters.dora:
+            problems.append(
+                "cc-lora: plugins.lora.dora=true scales the sum of a linear and its adapter, which "
+                "are one function here; set it to false, or leave cc-lora out"
+            )
+        return problems
 
     @hookimpl
     def ascend_cost(

@@ -48,6 +48,9 @@ class LoraOptions:
     ``{linear_qkv = 16}``; a part's own value wins."""
     alpha_pattern: Mapping[str, float] = attrs.field(factory=dict, converter=FrozenMapping)
     """Linear or part of one -> its alpha in place of ``alpha``."""
+    dora: bool = False
+    """Decompose the weights into magnitudes, which are trained too, and directions,
+    arXiv:2402.09353."""
     rslora: bool = False
     """Multiply by ``alpha / sqrt(rank)`` instead, arXiv:2312.03732."""
     dropout: float = attrs.field(
@@ -158,8 +161,10 @@ class Lora:
             return None
 
         def wrap(model: nn.Module) -> nn.Module:
-            from .adapter import adapters, copy_loaded, number_layers
+            from .adapter import adapters, number_layers
+            from .as_reference import copy_loaded
             from .freezing import freeze
+            from .magnitudes import initialize
             from .peft_folder import load_adapters
             from .saved_modules import saved_modules
             from .stored_parts import keep_loaded
@@ -168,6 +173,8 @@ class Lora:
             number_layers(model)
             for adapter in adapters(model):
                 adapter.initialize(config.run.seed)
+            if self.config.dora:
+                initialize(model)
             if self.config.load is not None:
                 load_adapters(self.config.load, model, config, self.config)
                 keep_loaded(model, config, self.config)
@@ -188,7 +195,8 @@ class Lora:
                 "cannot be the reference, since these modules are trained in place; expected no "
                 "such modules, or a reference with weights of its own (plugins.dpo.reference=...)"
             )
-        from .adapter import adapters, as_loaded, switched_off
+        from .adapter import adapters
+        from .as_reference import as_loaded, switched_off
 
         is_base = not any(bundle.frozen for bundle in context.models.values())
         if self._record is not None and is_base:
@@ -221,8 +229,10 @@ class Lora:
 
     @hookimpl
     def ascend_before_run(self, context: RunContext) -> None:
-        from .freezing import log_trained_parameters
+        from .freezing import begin_magnitudes, log_trained_parameters
 
+        if self.config.dora and self.config.load is None and context.step == 0:
+            begin_magnitudes(context, ROLE)
         log_trained_parameters(context, ROLE)
 
     @hookimpl

@@ -14,8 +14,8 @@ from __future__ import annotations
 import hashlib
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext
-from typing import TYPE_CHECKING, Any, TypeAlias, cast
+from contextlib import nullcontext
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import torch
 from megatron.core.tensor_parallel import (
@@ -95,13 +95,19 @@ class Adapter(nn.Module):
                 for part, rank in zip(parts, self.ranks, strict=True)
             }
         )
+        self.lora_magnitude: nn.ParameterDict | None = None
+        if options.dora:
+            self.lora_magnitude = nn.ParameterDict(
+                {part: weight.new_zeros(math.prod(self.rows[part])) for part in parts}
+            )
+        magnitudes = [*(self.lora_magnitude or {}).values()]
         for parameter in self.parameters():  # replicated as dense parameters are
             mark(parameter, ascend_added_by=ADDED_BY, allreduce=True)
-        split = [*self.lora_B.values()] if self.is_column else [self.lora_A]
+        split = [*self.lora_B.values(), *magnitudes] if self.is_column else [self.lora_A]
         for parameter in [] if self.shares_groups else split:
             set_tensor_model_parallel_attributes(parameter, True, 0 if self.is_column else 1, 1)
         # Replicated, but sees only this rank's tokens: Megatron all-reduces such gradients.
-        whole = [self.lora_A] if self.is_column else [*self.lora_B.values()]
+        whole = [self.lora_A] if self.is_column else [*self.lora_B.values(), *magnitudes]
         for parameter in whole:
             mark(parameter, sequence_parallel=self.sequence_parallel)
 
@@ -123,15 +129,18 @@ class Adapter(nn.Module):
             block.copy_(drawn if self.is_column else drawn.chunk(size, dim=1)[rank])
 
     def forward(self, x_SBH: Tensor) -> Tensor:
-        inner = F.linear(self.dropped(x_SBH), self.lora_A)
-        return self._outer(self._exchanged(inner))
+        return self.update(self.dropped(x_SBH))
+
+    def update(self, x_SBH: Tensor) -> Tensor:
+        """Return ``scale * B A x`` of an input that is dropped already."""
+        return self.outer(self._exchanged(F.linear(x_SBH, self.lora_A)))
 
     def blocks_of_a(self) -> Iterator[tuple[str, Tensor]]:
         """Yield every part and its rows of ``lora_A``, [R, H]."""
         return zip(self.parts, self.lora_A.split(self.ranks), strict=True)
 
     def dropped(self, x: Tensor) -> Tensor:
-        """Apply dropout to the adapter's input; return it as it is without any."""
+        """Return the input with dropout; the same tensor if there is none."""
         if not self.training or self.dropout == 0.0:
             return x
         # Ranks with the same input must draw the same dropout mask, others an independent one.
@@ -165,40 +174,41 @@ class Adapter(nn.Module):
         """
         products, before, total = {}, 0, sum(self.ranks)
         for part, rank in zip(self.parts, self.ranks, strict=True):
-            block = self.scales[part] * self._matrix(part, dtype).t()
+            block = self.scales[part] * self.shared(self.lora_B[part].to(dtype)).t()
             products[part] = F.pad(block, (0, 0, before, total - before - rank))
             before += rank
-        return self._joined(products)
+        return self.in_order(products)
 
-    def _outer(self, inner: Tensor) -> Tensor:
+    def outer(self, inner: Tensor) -> Tensor:
         """Apply every part's B and scale in Megatron's order of rows: [.., sum of R] -> [.., O]."""
         blocks = zip(self.parts, inner.split(self.ranks, dim=-1), strict=True)
-        return self._joined(
+        return self.in_order(
             {
-                part: self.scales[part] * F.linear(block, self._matrix(part, inner.dtype))
+                part: self.scales[part]
+                * F.linear(block, self.shared(self.lora_B[part].to(inner.dtype)))
                 for part, block in blocks
             }
         )
 
-    def _matrix(self, part: str, dtype: torch.dtype) -> Tensor:
-        matrix: Tensor = self.lora_B[part].to(dtype)
+    def shared(self, tensor: Tensor) -> Tensor:
+        """Return a tensor with the rows of a part; where ranks share key-value groups, backward
+        sums what the ranks' rows contribute."""
         if not self.shares_groups:
-            return matrix
-        # Backward sums what the ranks' rows contribute.
-        copied: Tensor = copy_to_tensor_model_parallel_region(matrix, group=self.tp_group)
+            return tensor
+        copied: Tensor = copy_to_tensor_model_parallel_region(tensor, group=self.tp_group)
         if copied.requires_grad:  # of a gradient with other strides, Megatron would sum a copy
             copied.register_hook(Tensor.contiguous)
         return copied
 
-    def _joined(self, products: Mapping[str, Tensor]) -> Tensor:
-        """Return the outputs of parts in Megatron's order of rows, with zeros for other parts."""
-        first = products[self.parts[0]]
+    def in_order(self, products: Mapping[str, Tensor]) -> Tensor:
+        """Return [.., O] in Megatron's order from the [.., rows] of adapted parts; others are 0."""
+        given = next(iter(products.values()))
         if len(self.rows) == 1:
-            return first
+            return given
         outputs = [
             products[part].unflatten(-1, (groups, rows))
             if part in products
-            else first.new_zeros((*first.shape[:-1], groups, rows))
+            else given.new_zeros((*given.shape[:-1], groups, rows))
             for part, (groups, rows) in self.rows.items()
         ]
         out = torch.cat(outputs, dim=-1).flatten(-2)
@@ -218,7 +228,10 @@ class Adapter(nn.Module):
         metadata: dict[str, Any] | None = None,
     ) -> dict[str, object]:
         """Return the sharded state dict in the form of Megatron's linears."""
-        split = {f"lora_B.{part}": 0 for part in self.parts} if self.is_column else {"lora_A": 1}
+        split = {"lora_A": 1}
+        if self.is_column:
+            kinds = ("lora_B", *(["lora_magnitude"] if self.lora_magnitude is not None else []))
+            split = {f"{kind}.{part}": 0 for kind in kinds for part in self.parts}
         split = {} if self.shares_groups else split
         result: dict[str, object] = make_sharded_tensors_for_checkpoint(
             self.state_dict(prefix="", keep_vars=True),
@@ -244,6 +257,8 @@ def attach(
     The adapter's parameters are named under the linear, and the link works with any implementation
     of the linear's forward.
     """
+    from .magnitudes import decomposed
+
     adapter = Adapter(linear, layer_index, name, parts, options, device)
     linear.add_module("adapter", adapter)
     inner_sharded: Callable[..., dict[str, Any]] = linear.sharded_state_dict
@@ -260,6 +275,8 @@ def attach(
 
     def wrap(inner: Forward) -> Forward:
         def forward(x: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor | None]:
+            if adapter.is_on and adapter.lora_magnitude is not None:
+                return decomposed(adapter, linear, inner, x, *args, **kwargs)
             out, bias = inner(x, *args, **kwargs)
             adds = adapter.is_on and not adapter.is_fused
             return (out + adapter(x) if adds else out), bias
@@ -275,52 +292,8 @@ def adapters(model: nn.Module) -> list[Adapter]:
     return [module for module in model.modules() if isinstance(module, Adapter)]
 
 
-@contextmanager
-def switched_off(modules: Sequence[Adapter]) -> Iterator[None]:
-    """Let linears compute what they did without these adapters."""
-    for adapter in modules:
-        adapter.is_on = False
-    try:
-        yield
-    finally:
-        for adapter in modules:
-            adapter.is_on = True
-
-
-def copy_loaded(model: nn.Module) -> None:
-    """Remember the values of adapters that were loaded, before they are trained."""
-    for adapter in adapters(model):
-        adapter.loaded = {n: p.detach().clone() for n, p in adapter.named_parameters()}
-
-
-@contextmanager
-def as_loaded(modules: Sequence[Adapter]) -> Iterator[None]:
-    """Let linears compute with the adapters that the run began with; without gradients."""
-    trained = [(p, p.data) for adapter in modules for p in adapter.parameters()]
-    for adapter in modules:
-        for name, parameter in adapter.named_parameters():
-            parameter.data = adapter.loaded[name].to(parameter)
-    try:
-        yield
-    finally:
-        for parameter, values in trained:
-            parameter.data = values
-
-
 def number_layers(model: nn.Module) -> None:
     """Renumber the adapters by layer: empty layer slots do not count."""
     numbers = getattr(model, "layer_numbers", ())
     for adapter in adapters(model) if numbers else ():
         adapter.layer = numbers[adapter.layer]
-
-
-@torch.no_grad()
-def merge(model: nn.Module) -> None:
-    """Add every adapter to its linear's weight, and zero its B so that the output is unchanged."""
-    for linear in [*model.modules()]:
-        adapter = getattr(linear, "adapter", None)
-        if isinstance(adapter, Adapter):
-            weight = cast("ParallelLinear", linear).weight
-            weight.copy_(weight.double() + adapter.delta())
-            for matrix in adapter.lora_B.values():
-                matrix.zero_()

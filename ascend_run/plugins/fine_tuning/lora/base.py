@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from . import LoraOptions
 
 _EARLIER: Final[Mapping[str, object]] = {
+    "dora": False,
     "rank_pattern": {},
     "alpha_pattern": {},
     "modules_to_save": [],
@@ -42,6 +43,7 @@ class BaseRecord:
             "rank": options.rank,
             "alpha": options.alpha,
             "rslora": options.rslora,
+            "dora": options.dora,
             "rank_pattern": dict(options.rank_pattern),
             "alpha_pattern": dict(options.alpha_pattern),
             "modules_to_save": sorted(options.modules_to_save),

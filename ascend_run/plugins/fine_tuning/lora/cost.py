@@ -16,6 +16,7 @@ from ascend_run.plugin_api import (
     Storage,
 )
 
+from .dora_cost import AdaptedLinear, norm_messages, unscaled
 from .saved_modules import frozen_parts
 from .sizes import rank_of_part
 from .targets import LINEARS, model_linears, wanted_parts
@@ -51,6 +52,10 @@ _NEVER_READ = (
 """Activations saved for the gradients of weights that take no adapter."""
 
 
+_WIDE = 4
+"""Bytes of a gradient of magnitudes, which are divided by norms in float32."""
+
+
 def adapter_cost(
     config: RunConfig, layout: Layout, rank: PipelineStage, options: LoraOptions
 ) -> CostChange:
@@ -69,14 +74,41 @@ def adapter_cost(
     present = model_linears(config)
     adapted = {name for name in present if wanted_parts(options.target_modules, name, config)}
     unread = tuple(name for name, linears in _READERS.items() if adapted.isdisjoint(linears))
+    linears = [*_linears(config, layout, rank, options)] if options.dora else []
+    scattered = layout.tp if config.parallel.sequence_parallel else 1
+    saved = [SavedTensor(part="self_attention", name="adapters", nbytes=width * narrow)]
+    never = {*_NEVER_READ} - ({"router.input"} if "router" in options.modules_to_save else set())
     return CostChange(
         frozen=frozen_parts((p.key for p in rank.parameters), config, options),
-        parameters=parameters,
-        saved=(SavedChange(tensors=(*unread, *_NEVER_READ), storage=Storage.NONE),),
-        saved_added=(SavedTensor(part="self_attention", name="adapters", nbytes=width * narrow),),
+        parameters=(*parameters, *(one.magnitudes for one in linears)),
+        saved=(SavedChange(tensors=(*unread, *sorted(never)), storage=Storage.NONE),),
+        saved_added=(*saved, *([unscaled(rank, linears, scattered)] if linears else [])),
         saved_added_layers=layers,
-        communication=tuple(_messages(config, layout, rank, options, parameters)),
+        communication=(
+            *_messages(config, layout, rank, options, parameters),
+            *norm_messages(rank, linears, layout.tp),
+        ),
+        flops=rank.num_microbatches * sum(one.flops for one in linears),
     )
+
+
+def _linears(
+    config: RunConfig, layout: Layout, rank: PipelineStage, options: LoraOptions
+) -> Iterator[AdaptedLinear]:
+    for weight in rank.parameters:
+        if weight.layer is None or weight.key not in LINEARS:
+            continue
+        if parts := wanted_parts(options.target_modules, weight.key, config):
+            columns = _columns(config, rank, weight)
+            rows = weight.numel // columns
+            shares = _rows(config, layout, rank, rows)
+            yield AdaptedLinear(
+                weight=weight,
+                columns=columns,
+                is_split=weight.name in _SPLIT_COLUMNS,
+                ranks=_ranks(weight.key, config, options),
+                part_rows=[shares.get(part, int(rows)) for part in parts],
+            )
 
 
 def _messages(
@@ -94,6 +126,9 @@ def _messages(
             if matrix.name == "linear_qkv.lora_B":
                 parts = len(_ranks(_linear_of(matrix), config, options))
                 yield _reduced(rank, parts, matrix.numel * rank.item_bytes)
+        for linear in _linears(config, layout, rank, options) if options.dora else ():
+            if linear.weight.name == "linear_qkv":
+                yield _reduced(rank, len(linear.ranks), sum(linear.part_rows) * _WIDE)
     one = rank.tokens * rank.item_bytes
     for weight in rank.parameters:
         if weight.layer is None or weight.key not in LINEARS:

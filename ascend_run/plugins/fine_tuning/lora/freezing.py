@@ -12,6 +12,7 @@ from ascend_run.plugin_api import ForwardLink, RunContext
 from ascend_run.types.forward import Forward
 
 from .adapter import ADDED_BY, adapters
+from .magnitudes import initialize
 from .saved_modules import is_saved
 
 
@@ -40,6 +41,15 @@ def begin_graph(embedding: nn.Module) -> ForwardLink:
         return forward
 
     return ForwardLink(wrap=wrap, compilable=False)
+
+
+def begin_magnitudes(context: RunContext, role: str) -> None:
+    """Set DoRA's magnitudes by the weights that have been loaded since the model was built."""
+    bundle = context.models[role]
+    for chunk in bundle.chunks:
+        initialize(chunk)
+    if bundle.optimizer is not None:
+        bundle.optimizer.reload_model_params()
 
 
 def log_trained_parameters(context: RunContext, role: str) -> None:

@@ -22,7 +22,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from ascend_run.ops.linear.low_rank import low_rank_update, scale_of, with_update
-from ascend_run.ops.linear.peft_settings import alpha_of, rank_of, saved_tensors
+from ascend_run.ops.linear.peft_settings import MAGNITUDE, alpha_of, rank_of, saved_tensors
 from ascend_run.plugin_api import AscendRunError, CheckpointError, StorageError
 from ascend_run.text.file_collisions import NamedPath, refuse_collisions
 
@@ -115,7 +115,13 @@ def _write(
                     tensors[name] = _replaced(weight, matrices.get_tensor(in_full), module)
                 else:
                     scale = _scale(adapter.config, module)
-                    tensors[name] = _merged(weight, matrices, module, scale)
+                    tensors[name] = _merged(
+                        weight,
+                        matrices,
+                        module,
+                        scale,
+                        dora=bool(adapter.config.get("use_dora")),
+                    )
                 done.add(module)
             save_file(tensors, out / path.name, metadata=metadata)
     return done
@@ -144,15 +150,17 @@ def _replaced(weight: Tensor, saved: Tensor, module: str) -> Tensor:
     return saved.to(weight.dtype)
 
 
-def _merged(weight: Tensor, matrices: Any, module: str, scale: float) -> Tensor:
+def _merged(weight: Tensor, matrices: Any, module: str, scale: float, *, dora: bool) -> Tensor:
     prefix = f"base_model.model.{module}"
+    magnitude = matrices.get_tensor(f"{prefix}.{MAGNITUDE}") if dora else None
     a, b = (matrices.get_tensor(f"{prefix}.lora_{part}.weight") for part in "AB")
     if (b.shape[0], a.shape[1]) != tuple(weight.shape):
         raise CheckpointError(
             f"{module}: the adapter is for a weight of {[b.shape[0], a.shape[1]]}, the model has "
             f"{list(weight.shape)}"
         )
-    return with_update(weight, low_rank_update(a, b, scale, torch.float64))
+    update = low_rank_update(a, b, scale, torch.float64)
+    return with_update(weight, update, magnitude)
 
 
 @click.command()

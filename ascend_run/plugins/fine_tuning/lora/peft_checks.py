@@ -19,7 +19,9 @@ if TYPE_CHECKING:
 
     from . import LoraOptions
 
-_TENSOR: Final = re.compile(r"base_model\.model\.model\.layers\.(\d+)\.(.+)\.lora_([AB])\.weight")
+_TENSOR: Final = re.compile(
+    r"base_model\.model\.model\.layers\.(\d+)\.(.+)\.(?:lora_[AB]\.weight|lora_magnitude_vector)"
+)
 
 
 def config_problems(
@@ -34,12 +36,13 @@ def config_problems(
     yield from neutral
     if not neutral:
         yield from _size_problems(found, config, options, parts)
-    rslora = bool(found.config.get("use_rslora"))
-    if options.rslora != rslora:
-        yield (
-            f"plugins.lora.rslora={options.rslora}, but the adapter in {found.folder} has {rslora};"
-            f" set plugins.lora.rslora={rslora}"
-        )
+    for option, ours in (("rslora", options.rslora), ("dora", options.dora)):
+        theirs = bool(found.config.get(f"use_{option}"))
+        if ours != theirs:
+            yield (
+                f"plugins.lora.{option}={ours}, but the adapter in {found.folder} has {theirs}; "
+                f"set plugins.lora.{option}={theirs}"
+            )
     yield from _tensor_problems(found, config, parts)
     yield from _module_problems(found, config, options)
 

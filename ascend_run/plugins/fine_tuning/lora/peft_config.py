@@ -109,7 +109,7 @@ def peft_config(config: RunConfig, options: LoraOptions, parts: Sequence[str]) -
         "rank_pattern": {n: r for n, r in sorted(ranks.items()) if r != options.rank},
         "target_modules": sorted(names.values()),
         "task_type": "CAUSAL_LM",
-        "use_dora": False,
+        "use_dora": options.dora,
         "use_rslora": options.rslora,
     }
 

@@ -10,6 +10,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
+from ascend_run.ops.linear.peft_settings import MAGNITUDE
 from ascend_run.ops.tensor_marks import mark
 from ascend_run.plugin_api import RunConfig
 
@@ -77,6 +78,9 @@ def _of_adapter(adapter: Adapter, config: RunConfig) -> Iterator[StoredPart]:
         of_a = {} if adapter.is_column else shard
         yield StoredPart(name=f"{name}.lora_A.weight", tensor=block, dim=1, **of_a)
         yield StoredPart(name=f"{name}.lora_B.weight", tensor=adapter.lora_B[part], **of_b)
+        if adapter.lora_magnitude is not None:
+            magnitude = adapter.lora_magnitude[part]
+            yield StoredPart(name=f"{name}.{MAGNITUDE}", tensor=magnitude.data, **of_b)
 
 
 def _in_full(model: nn.Module, config: RunConfig, options: LoraOptions) -> Iterator[StoredPart]:

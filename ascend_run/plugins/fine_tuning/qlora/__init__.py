@@ -78,12 +78,19 @@ class Qlora:
 
     @hookimpl
     def ascend_check(self, config: RunConfig) -> Sequence[str]:
-        problem = (
-            "qlora: plugins.lora.checkpoint=full would save the base, of which the run holds only "
-            "4 bits a weight; use plugins.lora.checkpoint=adapters: a run that resumes quantises "
-            "the weights of model.hf_path again"
-        )
-        return [problem] if config.plugins["lora"].checkpoint == "full" else []
+        adapters, problems = config.plugins["lora"], []
+        if adapters.checkpoint == "full":
+            problems.append(
+                "qlora: plugins.lora.checkpoint=full would save the base, of which the run holds "
+                "only 4 bits a weight; use plugins.lora.checkpoint=adapters: a run that resumes "
+                "quantises the weights of model.hf_path again"
+            )
+        if adapters.dora:
+            problems.append(
+                "qlora: plugins.lora.dora=true takes norms of the rows of weights, of which the "
+                "run holds only 4 bits a weight; set it to false, or leave qlora out"
+            )
+        return problems
 
     @hookimpl
     def ascend_cost(self, rank: c.PipelineStage) -> c.CostChange:

@@ -126,7 +126,7 @@ def _settings(
         "r": rank,
         "target_modules": _targets(source, {one.module for one in modules}),
         "task_type": "CAUSAL_LM",
-        "use_dora": False,
+        "use_dora": record.get("dora", False),
         "use_rslora": record["rslora"],
     }
 

@@ -11,8 +11,9 @@ from torch import Tensor
 from ascend_run.ops.linear.low_rank import with_update
 from ascend_run.tools.convert.formats.model_source import ModelSource
 
-Update = Callable[[torch.dtype], Tensor]
-"""Computes what is added to a parameter, in the dtype given: float32 or float64."""
+Update = Callable[[torch.dtype], tuple[Tensor, Tensor | None]]
+"""Computes what is added to a parameter, in the dtype given, float32 or float64, and the norms that
+its rows then get, if they get any."""
 
 
 def merged(source: ModelSource, updates: Mapping[str, Update]) -> ModelSource:
@@ -30,6 +31,6 @@ def merged(source: ModelSource, updates: Mapping[str, Update]) -> ModelSource:
         if name not in updates:
             return tensor
         dtype = torch.promote_types(tensor.dtype, torch.float32)
-        return with_update(tensor, updates[name](dtype))
+        return with_update(tensor, *updates[name](dtype))
 
     return attrs.evolve(source, read=read, num_merged=len(updates))

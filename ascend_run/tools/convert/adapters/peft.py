@@ -27,6 +27,7 @@ from ascend_run.core.hugging_face.parameter_rows import (
 )
 from ascend_run.ops.linear.low_rank import low_rank_update, scale_of
 from ascend_run.ops.linear.peft_settings import (
+    MAGNITUDE,
     alpha_of,
     changed_settings,
     pattern_problems,
@@ -42,7 +43,7 @@ from .saved_modules import with_saved_tensors
 
 CONFIG: Final = "adapter_config.json"
 TENSORS: Final = "adapter_model.safetensors"
-_NAME: Final = re.compile(r"base_model\.model\.(.+)\.lora_([AB])\.weight")
+_NAME: Final = re.compile(r"base_model\.model\.(.+)\.(?:lora_[AB]\.weight|lora_magnitude_vector)")
 
 
 def with_peft_adapter(source: ModelSource, folder: Path, stack: ExitStack) -> ModelSource:
@@ -128,12 +129,27 @@ class _Adapter:
                 if found != wanted:
                     shown = "missing" if found is None else [*found]
                     yield f"{module}.lora_{part} is {shown}, expected {[*wanted]}"
+            magnitude = self.shapes.get(f"base_model.model.{module}.{MAGNITUDE}")
+            if magnitude != ((rows,) if self.is_dora else None):
+                shown = "missing" if magnitude is None else [*magnitude]
+                yield (
+                    f"{module}.{MAGNITUDE} is {shown}, expected "
+                    f"{[rows] if self.is_dora else 'none, without use_dora'}"
+                )
             if transposed is not runs[0].transposed:
                 yield f"{module}: fan_in_fan_out is {transposed}, expected {not transposed}"
 
     def scale(self, module: str) -> float:
         rank, alpha = rank_of(self.config, module), alpha_of(self.config, module)
         return scale_of(alpha, rank, rslora=bool(self.config.get("use_rslora")))
+
+    @property
+    def is_dora(self) -> bool:
+        return bool(self.config.get("use_dora"))
+
+    def magnitude(self, module: str) -> Tensor:
+        found: Tensor = self.tensors.get_tensor(f"base_model.model.{module}.{MAGNITUDE}")
+        return found
 
     def matrix(self, module: str, part: str) -> Tensor:
         try:
@@ -161,8 +177,9 @@ def _opened(folder: Path, stack: ExitStack) -> _Adapter:
 
 
 def _update(adapter: _Adapter, runs: list[RowRun], shape: tuple[int, ...]) -> Update:
-    def update(dtype: torch.dtype) -> Tensor:
+    def update(dtype: torch.dtype) -> tuple[Tensor, Tensor | None]:
         result = torch.zeros(shape, dtype=dtype)
+        magnitudes = torch.zeros(shape[:-1], dtype=dtype) if adapter.is_dora else None
         for run in runs:
             module = _module(run.hf)
             a, b = (adapter.matrix(module, part) for part in "AB")
@@ -170,7 +187,11 @@ def _update(adapter: _Adapter, runs: list[RowRun], shape: tuple[int, ...]) -> Up
             b_of_run = b[run.hf_start : run.hf_start + run.rows]
             rows = result if run.expert is None else result[run.expert]
             rows[run.start : run.start + run.rows] = low_rank_update(a, b_of_run, scale, dtype)
-        return result
+            if magnitudes is not None:
+                into = magnitudes if run.expert is None else magnitudes[run.expert]
+                stored = adapter.magnitude(module)[run.hf_start : run.hf_start + run.rows]
+                into[run.start : run.start + run.rows] = stored
+        return result, magnitudes
 
     return update
 

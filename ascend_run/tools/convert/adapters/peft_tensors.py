@@ -19,6 +19,7 @@ from ascend_run.core.hugging_face.parameter_rows import (
     parameter_sources,
     row_runs,
 )
+from ascend_run.ops.linear.peft_settings import MAGNITUDE
 from ascend_run.plugin_api.errors import CheckpointError
 from ascend_run.tools.convert.formats.model_source import ModelSource
 
@@ -87,8 +88,12 @@ def peft_tensors(
         name = f"base_model.model.{one.module}.lora_"
         headers[f"{name}A.weight"] = a.new_empty(one.rank, a.shape[1])
         headers[f"{name}B.weight"] = b.new_empty(b.shape)
+        if (magnitude := adapters.headers.get(f"{under}magnitude.{one.part}")) is not None:
+            vector = f"base_model.model.{one.module}.{MAGNITUDE}"
+            headers[vector] = magnitude.new_empty(magnitude.shape)
+            readers[vector] = _reader_of_rows(adapters, one, "magnitude")
         readers[f"{name}A.weight"] = _reader_of_a(adapters, one)
-        readers[f"{name}B.weight"] = _reader_of_b(adapters, one)
+        readers[f"{name}B.weight"] = _reader_of_rows(adapters, one, "B")
     return headers, readers
 
 
@@ -100,8 +105,8 @@ def _reader_of_a(adapters: ModelSource, one: PeftModule) -> Callable[[], Tensor]
     return read
 
 
-def _reader_of_b(adapters: ModelSource, one: PeftModule) -> Callable[[], Tensor]:
-    return lambda: adapters.tensor(f"{one.linear}.adapter.lora_B.{one.part}")[one.rows]
+def _reader_of_rows(adapters: ModelSource, one: PeftModule, kind: str) -> Callable[[], Tensor]:
+    return lambda: adapters.tensor(f"{one.linear}.adapter.lora_{kind}.{one.part}")[one.rows]
 
 
 def _of_linear(

@@ -28,7 +28,7 @@ from .merging import Update, merged
 from .quantised_base import with_run_values
 
 _PLUGIN: Final = "lora"
-_NAME: Final = re.compile(r"(.+)\.adapter\.lora_(?:A|B\.(.+))")
+_NAME: Final = re.compile(r"(.+)\.adapter\.lora_(?:A|(?:B|magnitude)\.(.+))")
 _PARTS: Final[Mapping[str, tuple[str, ...]]] = {
     "linear_qkv": ("linear_q", "linear_k", "linear_v"),
     "linear_fc1": ("linear_fc1_gate", "linear_fc1_up"),
@@ -57,7 +57,8 @@ def adapted_parts(headers: Mapping[str, Tensor]) -> dict[str, list[str]]:
     for name in headers:
         if match := _NAME.fullmatch(name):
             linears.setdefault(match[1], []).extend([match[2]] if match[2] else [])
-    for linear, parts in linears.items():
+    for linear, named in linears.items():
+        parts = [*dict.fromkeys(named)]
         known = _PARTS.get(linear.rpartition(".")[2], ())
         linears[linear] = [part for part in known if part in parts] or parts
     return linears
@@ -133,16 +134,21 @@ def _update(
     order: list[str],
     config: RunConfig,
 ) -> Update:
-    def update(dtype: torch.dtype) -> Tensor:
+    def update(dtype: torch.dtype) -> tuple[Tensor, Tensor | None]:
         a = adapters.tensor(f"{linear}.adapter.lora_A")
         short, updates = linear.rpartition(".")[2], {}
+        magnitudes: dict[str, Tensor] = {}
         blocks = a.split(_ranks(adapters, linear, order))
         for part, block in zip(order, blocks, strict=True):
             alpha = alpha_of_part(record, short, part)
             scale = scale_of(alpha, len(block), rslora=record["rslora"])
             b = adapters.tensor(f"{linear}.adapter.lora_B.{part}")
             updates[part] = low_rank_update(block, b, scale, dtype)
-        return in_megatrons_order(short, updates, config)
+            if record.get("dora"):
+                vector = adapters.tensor(f"{linear}.adapter.lora_magnitude.{part}")
+                magnitudes[part] = vector[:, None]
+        whole = in_megatrons_order(short, updates, config)
+        return whole, in_megatrons_order(short, magnitudes, config)[:, 0] if magnitudes else None
 
     return update
 

@@ -65,6 +65,11 @@ def test_an_adapter_with_dropout_cannot_be_merged() -> None:
         planned({**values, "plugins.cc-lora.merge": True}, NAMES)
 
 
+def test_decomposed_weights_are_refused() -> None:
+    with pytest.raises(ConfigError, match="plugins.lora.dora=true scales the sum"):
+        planned({**DENSE, "plugins.lora.dora": True}, NAMES)
+
+
 def test_legacy_flags() -> None:
     assert [(f.flag, f.key) for f in CcLora.manifest.legacy_flags] == [("--lora-fusion", "enable")]
 

@@ -31,7 +31,7 @@ def run_once(
     """Load, forward, backward in float32, on one rank."""
     from ascend_run.core.hugging_face.models import load_model
     from ascend_run.core.model.build import build_model
-    from ascend_run.plugins.fine_tuning.lora.adapter import merge
+    from ascend_run.plugins.fine_tuning.lora.magnitudes import merge
 
     with standing_rank(values, enable) as (hooks, context):
         config = context.config
@@ -80,6 +80,8 @@ def hf_names(gradients: dict[str, Tensor]) -> dict[str, Tensor]:
             ranks = {part: b.shape[1] for part, b in of_b.items() if b is not None}
             for part, block in zip(ranks, gradient.split([*ranks.values()]), strict=True):
                 named[f"{at}.{own[part]}.lora_A.weight"] = block
+        elif rest[0] == "lora_magnitude":
+            named[f"{at}.{own[rest[1]]}.lora_magnitude_vector"] = gradient
         else:
             named[f"{at}.{own[rest[1]]}.lora_B.weight"] = gradient
     return named

@@ -18,11 +18,13 @@ BOTH = ("lora", "qlora")
     [
         (("qlora",), {}, "'qlora' requires 'lora'"),
         (BOTH, {"plugins.lora.checkpoint": "full"}, "use plugins.lora.checkpoint=adapters"),
+        (BOTH, {"plugins.lora.dora": True}, "qlora: plugins.lora.dora=true takes norms"),
         (BOTH, {"plugins.qlora.blocksize": 48}, "plugins.qlora.blocksize"),
         (BOTH, {"plugins.qlora.compute_dtype": "float8"}, "plugins.qlora.compute_dtype"),
         ((*BOTH, "reuse-fp32-param"), {}, "both"),
+        ((*BOTH, "cc-lora"), {}, "the dequantised weight until the backward"),
     ],
-    ids=["no adapter", "full checkpoints", "blocks", "dtype", "another storage"],
+    ids=["no adapter", "full checkpoints", "norms", "blocks", "dtype", "another storage", "collectives"],
 )
 def test_a_run_that_cannot_be_is_refused(
     enable: tuple[str, ...], changes: dict[str, Any], message: str
