@@ -66,7 +66,7 @@ def test_an_adapter_with_dropout_cannot_be_merged() -> None:
 
 
 def test_decomposed_weights_are_refused() -> None:
-    with pytest.raises(ConfigError, match="plugins.lora.dora=true scales the sum"):
+    with pytest.raises(ConfigError, match=r"plugins.lora.dora=true scales the sum"):
         planned({**DENSE, "plugins.lora.dora": True}, NAMES)
 
 

@@ -24,7 +24,15 @@ BOTH = ("lora", "qlora")
         ((*BOTH, "reuse-fp32-param"), {}, "both"),
         ((*BOTH, "cc-lora"), {}, "the dequantised weight until the backward"),
     ],
-    ids=["no adapter", "full checkpoints", "norms", "blocks", "dtype", "another storage", "collectives"],
+    ids=[
+        "no adapter",
+        "full checkpoints",
+        "norms",
+        "blocks",
+        "dtype",
+        "another storage",
+        "collectives",
+    ],
 )
 def test_a_run_that_cannot_be_is_refused(
     enable: tuple[str, ...], changes: dict[str, Any], message: str
