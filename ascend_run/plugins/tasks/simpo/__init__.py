@@ -80,6 +80,7 @@ class Simpo(PairTaskPlugin):
             LegacyFlag(
                 flag="--simpo-label-smoothing", key="plugins.simpo.label_smoothing", values=None
             ),
+            LegacyFlag(flag="--pref-ftx", key="plugins.simpo.sft_weight", values=None),
         ),
         source="arXiv:2405.14734",
     )
