@@ -24,14 +24,14 @@ from .sample_files import read_field, read_labelled, read_sample_record
 from .samples import Preference
 from .task_samples import SampleEncoding
 
-_FORMAT: Final = 1
+_FORMAT: Final = 2
 
 SAME_WHEN_TRUNCATED: Final = "the same tokens when truncated"
 
 
 @attrs.frozen(kw_only=True)
 class PairLimit:
-    """What becomes of pairs that are too long."""
+    """What becomes of pairs that are too long, or whose answers are equal."""
 
     max_positions: int
     """Positions of both documents together, ``data.seq_length``."""
@@ -39,6 +39,8 @@ class PairLimit:
     """A document of n tokens takes n less this many: 1 if the last one is only a label."""
     too_long: str
     """``drop``; ``truncate``: cut the longer document, or both to equal lengths, at the end."""
+    equal_answers: str = "refuse"
+    """``refuse`` the file, or ``drop`` the pair."""
 
     def fit(self, source: str, pair: Pair, omissions: Omissions) -> Pair | None:
         """Return a pair that fits; None if it is left out."""
@@ -49,7 +51,6 @@ class PairLimit:
         if self.too_long == "drop":
             omissions.add(TOO_LONG, source)
             return None
-        omissions.add(TRUNCATED, source)
         # A document that takes less than half leaves the rest to the other one.
         most = max(self.max_positions // 2, self.max_positions - min(positions))
         chosen, rejected = chosen.up_to(most + self.shift), rejected.up_to(most + self.shift)
@@ -59,17 +60,18 @@ class PairLimit:
         if are_equal((chosen, rejected)):
             omissions.add(SAME_WHEN_TRUNCATED, source)
             return None
+        omissions.add(TRUNCATED, source)
         return chosen, rejected
 
 
-def pair_encoding(max_positions: int, too_long: str, shift: int = 1) -> SampleEncoding[PairLimit]:
-    """Return how pairs become documents; the arguments are those of ``PairLimit``."""
+def pair_encoding(limit: PairLimit) -> SampleEncoding[PairLimit]:
+    """Return how pairs become documents."""
     return SampleEncoding(
         kind=Preference,
         name="pairs",
         group=2,
-        shift=shift,
-        limit=PairLimit(max_positions=max_positions, too_long=too_long, shift=shift),
+        shift=limit.shift,
+        limit=limit,
         of_files=encoded_pairs,
         of_dataset=encoded_pair_dataset,
     )
@@ -100,7 +102,7 @@ def encoded_pairs(
 
     def compute() -> Arrays:
         omissions = Omissions()
-        encode = partial(label_pairs, encoder=encoder)
+        encode = partial(label_pairs, encoder=encoder, drops_equal=limit.equal_answers == "drop")
         encoded = on_threads(batches_of(reader.preferences(files)), encode)
         kept = _fitted(accepted(encoded, omissions), limit, omissions)
         return collected(kept, omissions, lambda: reader.count, files, "pairs").as_arrays()
@@ -125,7 +127,10 @@ def encoded_pair_dataset(prefix: str, limit: PairLimit, cache: ArrayCache) -> En
 
     def compute() -> Arrays:
         omissions, count = Omissions(), record.report.samples
-        read = (([source], [checked(pair)]) for source, pair in read_pairs(prefix))
+        drops = limit.equal_answers == "drop"
+        read = (
+            ([source], [checked(pair, drops_equal=drops)]) for source, pair in read_pairs(prefix)
+        )
         kept = _fitted(accepted(read, omissions), limit, omissions)
         return collected(kept, omissions, lambda: count, [Path(prefix)], "pairs").as_arrays()
 

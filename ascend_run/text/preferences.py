@@ -11,21 +11,28 @@ from .samples import Conversation, Preference
 from .templates import TemplateRefusal
 
 SIDES: Final = ("chosen", "rejected")
+EQUAL_ANSWERS: Final = "equal answers"
 Pair: TypeAlias = tuple[Labelled, Labelled]
 """The prompt with the chosen and with the rejected answer; only the answers are trained."""
 
 
-def label_pairs(batch: Sequence[Preference], encoder: Encoder) -> list[Result[Pair]]:
+def label_pairs(
+    batch: Sequence[Preference], encoder: Encoder, *, drops_equal: bool = False
+) -> list[Result[Pair]]:
     """Return the labelled ids of each pair; a refusal if it cannot be used, see ``checked``."""
     chosen, rejected = (
         encoder.label([_conversation(sample, side) for sample in batch], only_last=True)
         for side in SIDES
     )
-    return [_both(*sides) for sides in zip(chosen, rejected, strict=True)]
+    return [_both(*sides, drops_equal=drops_equal) for sides in zip(chosen, rejected, strict=True)]
 
 
-def checked(pair: Pair) -> Pair | TemplateRefusal:
-    """Return a pair; a refusal if an answer has no token to train on, or both are equal."""
+def checked(pair: Pair, *, drops_equal: bool = False) -> Result[Pair]:
+    """Return a pair; a refusal if an answer has no token to train on, or both are equal.
+
+    Args:
+        drops_equal: Leave pairs with equal answers out, in place of a refusal.
+    """
     lacking = [side for side, labelled in zip(SIDES, pair, strict=True) if not has_labels(labelled)]
     if lacking:
         return TemplateRefusal(
@@ -33,6 +40,8 @@ def checked(pair: Pair) -> Pair | TemplateRefusal:
             "or remove the row"
         )
     if are_equal(pair):
+        if drops_equal:
+            return LeftOut(EQUAL_ANSWERS)
         return TemplateRefusal(
             "its chosen and rejected answers are the same tokens; correct one, or remove the row"
         )
@@ -60,10 +69,12 @@ def _conversation(sample: Preference, side: str) -> Conversation:
     )
 
 
-def _both(chosen: Result[Labelled], rejected: Result[Labelled]) -> Result[Pair]:
+def _both(
+    chosen: Result[Labelled], rejected: Result[Labelled], *, drops_equal: bool
+) -> Result[Pair]:
     for result in (chosen, rejected):
         if isinstance(result, LeftOut | TemplateRefusal):
             return result
     assert isinstance(chosen, Labelled)
     assert isinstance(rejected, Labelled)
-    return checked((chosen, rejected))
+    return checked((chosen, rejected), drops_equal=drops_equal)

@@ -78,6 +78,11 @@ class PairOptions(SampleOptions):
     )
     """Whether to drop a pair of more than ``data.seq_length`` tokens, or to cut the ends of its
     answers."""
+    equal_answers: str = attrs.field(
+        default="refuse", validator=attrs.validators.in_(("refuse", "drop"))
+    )
+    """Whether to refuse files with pairs whose answers are the same tokens, or to drop such
+    pairs."""
     packing: bool = True
     """Pack as many pairs as fit into each sample, without attention between answers; otherwise a
     sample is one pair."""

@@ -203,6 +203,19 @@ def test_bad_pairs_are_all_listed(tmp_path: Path) -> None:
     assert not [*tmp_path.glob("d*")]
 
 
+def test_pairs_with_equal_answers_may_be_dropped(tmp_path: Path) -> None:
+    encoder = encoder_of(tmp_path, LLAMA2)
+    records = [alpaca("three", "four"), alpaca("three", "three \n"), alpaca("one", "two")]
+    limit = PairLimit(max_positions=10_000, too_long="drop", equal_answers="drop")
+    report = pairs_of(tmp_path, records, encoder, limit).report
+    assert (report.conversations, report.samples) == (3, 2)
+    assert {reason: found.first for reason, found in report.left_out.items()} == {
+        "equal answers": (f"{tmp_path / 'a.jsonl'}:2",)
+    }
+    # An answer without a token is still refused.
+    assert len(told(lambda: pairs_of(tmp_path, [alpaca("", "")], encoder, limit))) == 1
+
+
 def test_bad_pairs_of_token_files_are_listed(tmp_path: Path) -> None:
     encoder_of(tmp_path)
     source = write_lines(tmp_path / "a.jsonl", [alpaca(*answers) for answers in ANSWERS])
@@ -227,6 +240,9 @@ def test_bad_pairs_of_token_files_are_listed(tmp_path: Path) -> None:
     problems = told(lambda: encoded_pair_dataset(prefix, NO_LIMIT, NoCache()))
     assert [problem.partition(": its chosen and rejected answers are the same tokens")[0]
             for problem in problems] == [f"{prefix}:{row}" for row in (1, 2, 3)]  # fmt: skip
+    dropping = PairLimit(max_positions=10_000, too_long="drop", equal_answers="drop")
+    with pytest.raises(DataError, match="none of 3 pairs in"):
+        encoded_pair_dataset(prefix, dropping, NoCache())
     replaced(other, "rejected")
     with pytest.raises(DataError, match="it has 3 chosen and 1 rejected answers; make the dataset"):
         encoded_pair_dataset(prefix, NO_LIMIT, NoCache())
@@ -263,8 +279,9 @@ def test_a_truncated_pair_without_a_comparison_is_left_out() -> None:
     assert {reason: found.first for reason, found in omissions.report().items()} == {
         "nothing to train on": ("a:1",),
         "the same tokens when truncated": ("a:2",),
-        "truncated": ("a:1", "a:2"),
     }
+    assert limit.fit("a:3", (document(9), document(8, first=50)), omissions) is not None
+    assert omissions.report()["truncated"].first == ("a:3",)
 
 
 def test_what_is_left_out_is_counted_in_pairs(tmp_path: Path) -> None:

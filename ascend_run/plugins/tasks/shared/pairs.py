@@ -140,9 +140,15 @@ def pair_datasets(
     Raises:
         DataError: A file, a row, the tokenizer or the template cannot be used.
     """
-    from ascend_run.text.pairs import pair_encoding
+    from ascend_run.text.pairs import PairLimit, pair_encoding
 
-    encoding = pair_encoding(context.config.data.seq_length, options.too_long, shift)
+    limit = PairLimit(
+        max_positions=context.config.data.seq_length,
+        shift=shift,
+        too_long=options.too_long,
+        equal_answers=options.equal_answers,
+    )
+    encoding = pair_encoding(limit)
     return packed_datasets(task, options, context, train_samples, valid_samples, encoding, fields)
 
 
