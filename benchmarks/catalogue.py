@@ -5,6 +5,7 @@ from __future__ import annotations
 import fnmatch
 
 from . import (
+    adapter_steps,
     chunked_loss,
     conversion,
     data_preparation,
@@ -48,6 +49,7 @@ def all_benchmarks() -> list[Benchmark]:
         dispatch,
         expert_steps,
         plugin_steps,
+        adapter_steps,
         optimizer_states,
         memory_pools,
         largest_model,

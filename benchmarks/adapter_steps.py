@@ -1,0 +1,57 @@
+"""A training step of adapters on two tensor-parallel ranks of one thread each: cc-lora against lora
+alone."""
+
+from __future__ import annotations
+
+import functools
+from typing import Final
+
+from .end_to_end import largest_difference
+from .protocol import Benchmark, Settings, alternating, device, worker
+from .rows import Row, compared, failed
+
+GOAL: Final = 1.0
+TOLERANCE: Final = 1e-5
+"""Largest relative difference of the losses, in float32."""
+LAYOUTS: Final = ("sequence", "tensors")
+"""With sequence parallelism, and without."""
+
+
+def benchmarks() -> list[Benchmark]:
+    return [
+        Benchmark(
+            name=name_of(layout),
+            goal=f">= {GOAL:g} x",
+            measure=functools.partial(_measure, layout),
+        )
+        for layout in LAYOUTS
+    ]
+
+
+def name_of(layout: str) -> str:
+    parallel = {"sequence": "tp 2, sequence parallel", "tensors": "tp 2"}[layout]
+    return f"step, Llama fp32 with adapters, {parallel}: cc-lora vs lora"
+
+
+def _measure(layout: str, settings: Settings) -> Row:
+    name = name_of(layout)
+    words = ["--layout", layout, "--steps", str(settings.steps), "--warmup", str(settings.warmup)]
+    ours, alone = alternating(
+        settings,
+        lambda: worker("adapter_steps_worker", "--system", "cc-lora", *words),
+        lambda: worker("adapter_steps_worker", "--system", "lora", *words),
+        name,
+    )
+    difference = largest_difference(ours[0]["losses"], alone[0]["losses"])
+    row = compared(
+        name=name,
+        ours=[result["tokens_per_second"] for result in ours],
+        peer=[result["tokens_per_second"] for result in alone],
+        unit="tokens/s",
+        goal=GOAL,
+        note=f"losses within {difference:.1e}",
+        device=device(),
+    )
+    if not difference <= TOLERANCE:  # also true for NaN
+        return failed(row, f"not the same model: losses {difference:.1e} apart")
+    return row
