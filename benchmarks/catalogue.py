@@ -28,6 +28,7 @@ from . import (
     ring_attention,
     start_up,
     step_times,
+    tuning,
     ulysses,
     virtual_ranks,
 )
@@ -53,6 +54,7 @@ def all_benchmarks() -> list[Benchmark]:
         optimizer_states,
         memory_pools,
         largest_model,
+        tuning,
         listeners,
         progress,
         fingerprints,

@@ -46,7 +46,7 @@ def litgpt(given: Setting, *, compiled: bool = False) -> Step:
 
 def transformers(given: Setting, *, compiled: bool = False) -> Step:
     """transformers' model class with torch's attention kernel, and with its grouped experts."""
-    model = _transformers_model(given)
+    model = transformers_model(given)
     call: Any = torch.compile(model) if compiled else model
     return _step(given, model, lambda tokens, labels: _cross_entropy(call(tokens).logits, labels))
 
@@ -57,7 +57,7 @@ def transformers_recomputing(given: Setting) -> Step:
     With float32 weights under autocast, as transformers' trainer does: weights and moments have the
     dtypes of a run of ascend-run.
     """
-    model = _transformers_model(given)
+    model = transformers_model(given)
     model.gradient_checkpointing_enable()
 
     def loss_of(tokens: Tensor, labels: Tensor) -> Tensor:
@@ -75,12 +75,12 @@ def transformers_liger(given: Setting) -> Step:
     from liger_kernel.transformers import apply_liger_kernel_to_llama
 
     apply_liger_kernel_to_llama()  # replaces classes, so it comes before the model
-    model = _transformers_model(given)
+    model = transformers_model(given)
     call: Any = torch.compile(model)
     return _step(given, model, lambda tokens, labels: call(tokens, shift_labels=labels).loss)
 
 
-def _transformers_model(given: Setting) -> nn.Module:
+def transformers_model(given: Setting) -> nn.Module:
     from transformers import LlamaConfig, LlamaForCausalLM, MixtralConfig, MixtralForCausalLM
 
     shape = given.shape
