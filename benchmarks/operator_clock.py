@@ -42,8 +42,8 @@ class OperatorClock(TorchDispatchMode):
 
 
 @contextmanager
-def operator_clock(memory_gb: float) -> Iterator[None]:
+def operator_clock(memory_gb: float) -> Iterator[OperatorClock]:
     """Let ``time.perf_counter`` be such a clock."""
     clock = OperatorClock(memory_gb)
     with clock, patch.object(time, "perf_counter", lambda: clock.seconds):
-        yield
+        yield clock

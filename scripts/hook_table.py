@@ -42,8 +42,8 @@ PLANNED: Final[Mapping[str, str]] = {
     "the input while the backward computes the other gradients (`--use-fused-mlp`)",
     "moe-routing-replay": "reuse the experts that the router chose for the same tokens in an "
     "earlier forward, in reinforcement learning",
-    "orm": "train an outcome reward model: an output layer with one output, and a loss on pairs of "
-    "answers (`--stage orm`)",
+    "ppo": "reinforcement learning with a critic: a value for each token, from a head beside the "
+    "output layer (`--stage ray_ppo`)",
     "tp-2d": "tensor parallelism over two axes, with hidden states that are sharded over one of "
     "them (`--tp-2d`)",
 }

@@ -66,6 +66,7 @@ READ: Final[dict[str, dict[str, set[str]]]] = {
         "text/encoded_documents.py": {"arrays"},
         "text/encoding.py": {"arrays", "values"},
         "text/omissions.py": {"found"},
+        "text/rated_steps.py": {"fields", "record.options"},
         "text/sample_files.py": {"report", "values"},
         "text/sidecar.py": {"values"},
         "tools/bisect/journal.py": {"data"},
@@ -92,6 +93,7 @@ READ: Final[dict[str, dict[str, set[str]]]] = {
         "prepare/hugging_face/layer_rope.py": {"local"},
         "prepare/hugging_face/latent_rope.py": {"found"},
         "prepare/hugging_face/rope.py": {"config_json", "parameters", "scalings"},
+        "prepare/hugging_face/score_heads.py": {"remaining"},
     },
     "files of a tokenizer and of its chat template": {
         "text/chat_tokenizer.py": {"token", "variables"},

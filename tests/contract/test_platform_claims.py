@@ -97,7 +97,11 @@ def texts(tmp_path_factory: pytest.TempPathFactory) -> Mapping[str, dict[str, An
     }
     named = [write_lines(folder / "pairs.jsonl", preferences(8))]
     pairs = {**chats, "data.train": named, "data.seq_length": 64}
-    rated = {**pairs, "data.train": [write_lines(folder / "solutions.jsonl", solutions(8))]}
+    rated = {
+        **pairs,
+        "data.train": [write_lines(folder / "solutions.jsonl", solutions(8))],
+        "plugins.prm.placeholder_token": "*",
+    }
     return {"sft": chats, **dict.fromkeys(("dpo", "orm", "simpo"), pairs), "prm": rated}
 
 

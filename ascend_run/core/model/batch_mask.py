@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import math
-
 import attrs
 import torch
 from torch import Tensor
@@ -45,13 +43,3 @@ class BatchMask:
             bias = torch.zeros(hidden.shape, dtype=dtype, device=hidden.device)
             bias.masked_fill_(hidden, -torch.inf)
         return cls(document_ends=document_ends, bias=bias, query_scale=query_scale)
-
-
-def log_n_scale(positions_BS: Tensor | None, length: int, dtype: torch.dtype) -> Tensor:
-    """Positions within documents -> log-n scaling of queries, [S, B, 1, 1].
-
-    Source: modeling_qwen.py of Qwen-7B, ``logn_tensor``, which evaluation alone applies.
-    """
-    assert positions_BS is not None, "log-n scaling needs the positions of the tokens"
-    factor = torch.log(positions_BS.double() + 1) / math.log(length)
-    return factor.clamp(min=1.0).t()[..., None, None].to(dtype)

@@ -24,7 +24,8 @@ from torch.autograd.function import once_differentiable
 
 from ascend_run.ops.autograd_function import Function
 
-from .parallel_linear import Group, LinearCollectives
+from .parallel_linear import LinearCollectives
+from .plain_matmuls import Group
 from .sliced_matmul import GatheredRows, PendingSum, begin_all_reduce, begin_reduce_scatter
 from .wide_matmul import Matmul
 

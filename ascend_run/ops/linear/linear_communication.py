@@ -1,6 +1,6 @@
 """Communication of tensor-parallel linears with other matmuls than the plain ones. No torch.
 
-Replaces each collective of ``parallel_linear.PLAIN``, by factors of its calls and bytes. What
+Replaces each collective of ``plain_matmuls.PLAIN``, by factors of its calls and bytes. What
 overlaps with the gradient of a weight is unchanged.
 """
 

@@ -12,9 +12,8 @@ Source: Megatron-LM, arXiv:1909.08053 and arXiv:2205.05198.
 from __future__ import annotations
 
 import enum
-import functools
 from collections.abc import Callable
-from typing import Any, Final, TypeAlias
+from typing import Any, TypeAlias
 
 import attrs
 import torch
@@ -25,10 +24,15 @@ from torch.autograd.function import once_differentiable
 from ascend_run.ops.autograd_function import Function
 from ascend_run.types.forward import Forward, ForwardLink
 
+from .plain_matmuls import (
+    CollectiveMatmuls,
+    Group,
+    plain_matmuls,
+    start_gather,
+    start_reduce_scatter,
+)
 from .weight_gradient import MatmulAdd, weight_gradient
 from .wide_matmul import Matmul
-
-Group: TypeAlias = dist.ProcessGroup
 
 
 class LinearCollectives(enum.Enum):
@@ -39,58 +43,6 @@ class LinearCollectives(enum.Enum):
     COLUMN_SEQUENCE = "all-gather / reduce-scatter"
     ROW = "all-reduce / nothing"
     ROW_SEQUENCE = "reduce-scatter / all-gather"
-
-
-@attrs.frozen(kw_only=True)
-class CollectiveMatmuls:
-    """Matmuls with their collective: ``(rows, matrix [in, out], group)``."""
-
-    all_gather_matmul: Callable[[Tensor, Tensor, Group], tuple[Tensor, Tensor]]
-    """Returns all ranks' rows times the matrix, and those rows."""
-    matmul_reduce_scatter: Callable[[Tensor, Tensor, Group], Tensor]
-    """Returns this rank's rows of the sum of all ranks' matmuls."""
-    matmul_all_reduce: Callable[[Tensor, Tensor, Group], Tensor]
-
-
-@functools.cache
-def plain_matmuls(matmul: Matmul) -> CollectiveMatmuls:
-    """Run collective and matmul one after the other, as Megatron does."""
-
-    def all_gather_matmul(x: Tensor, matrix: Tensor, group: Group) -> tuple[Tensor, Tensor]:
-        gathered, work = _start_gather(x, group)
-        work.wait()
-        return matmul(gathered, matrix), gathered
-
-    def matmul_reduce_scatter(x: Tensor, matrix: Tensor, group: Group) -> Tensor:
-        out, work, _ = _start_reduce_scatter(matmul(x, matrix), group)
-        work.wait()
-        return out
-
-    def matmul_all_reduce(x: Tensor, matrix: Tensor, group: Group) -> Tensor:
-        product = matmul(x, matrix)
-        dist.all_reduce(product, group=group)
-        return product
-
-    return CollectiveMatmuls(
-        all_gather_matmul=all_gather_matmul,
-        matmul_reduce_scatter=matmul_reduce_scatter,
-        matmul_all_reduce=matmul_all_reduce,
-    )
-
-
-PLAIN: Final = plain_matmuls(torch.mm)
-
-
-def _start_gather(x: Tensor, group: Group) -> tuple[Tensor, dist.Work]:
-    gathered = x.new_empty(group.size() * x.shape[0], x.shape[1])
-    work = dist.all_gather_into_tensor(gathered, x.contiguous(), group=group, async_op=True)
-    return gathered, work
-
-
-def _start_reduce_scatter(x: Tensor, group: Group) -> tuple[Tensor, dist.Work, Tensor]:
-    """Start a reduce-scatter; keep the returned input alive until the work is done."""
-    out = x.new_empty(x.shape[0] // group.size(), x.shape[1])
-    return out, dist.reduce_scatter_tensor(out, x, group=group, async_op=True), x
 
 
 ParallelLinearFunction: TypeAlias = Callable[
@@ -192,14 +144,14 @@ class _ParallelLinear(Function):
             and collectives is LinearCollectives.COLUMN_SEQUENCE
             and not implementation.keep_gathered
         ):
-            x, gather = _start_gather(x, group)
+            x, gather = start_gather(x, group)
         if collectives is LinearCollectives.ROW_SEQUENCE:
             dx, dy = implementation.matmuls.all_gather_matmul(dy, weight, group)
         elif not wants_x or collectives in (LinearCollectives.NONE, LinearCollectives.ROW):
             dx = implementation.matmul(dy, weight) if wants_x else None
         elif collectives is LinearCollectives.COLUMN_SEQUENCE:
             if wants_weight:  # its matmul overlaps with the collective
-                dx, work, sent = _start_reduce_scatter(implementation.matmul(dy, weight), group)
+                dx, work, sent = start_reduce_scatter(implementation.matmul(dy, weight), group)
             else:
                 dx = implementation.matmuls.matmul_reduce_scatter(dy, weight, group)
         elif wants_weight:

@@ -12,12 +12,11 @@ from torch import distributed as dist
 from ascend_run.ops.linear import collective_matmul as ring
 from ascend_run.ops.linear import sliced_matmul as sliced
 from ascend_run.ops.linear.parallel_linear import (
-    PLAIN,
-    CollectiveMatmuls,
     LinearCollectives,
     LinearImplementation,
     parallel_linear,
 )
+from ascend_run.ops.linear.plain_matmuls import PLAIN, CollectiveMatmuls
 from ascend_run.ops.linear.weight_gradient import matmul_add_fp32
 from ascend_run.testing.effects import count_collectives
 

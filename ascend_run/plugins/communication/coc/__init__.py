@@ -98,7 +98,8 @@ class Coc:
         if config.parallel.tensor_model_parallel_size == 1:
             return None
         from ascend_run.ops.linear import sliced_matmul
-        from ascend_run.ops.linear.parallel_linear import CollectiveMatmuls, linear_link
+        from ascend_run.ops.linear.parallel_linear import linear_link
+        from ascend_run.ops.linear.plain_matmuls import CollectiveMatmuls
 
         how: dict[str, Any] = {"number": self.config.parallel_num}
         if ops.matmul is not None:

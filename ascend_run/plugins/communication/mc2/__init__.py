@@ -100,7 +100,8 @@ class Mc2:
         if config.parallel.tensor_model_parallel_size == 1:
             return None
         from ascend_run.ops.linear import collective_matmul
-        from ascend_run.ops.linear.parallel_linear import CollectiveMatmuls, linear_link
+        from ascend_run.ops.linear.parallel_linear import linear_link
+        from ascend_run.ops.linear.plain_matmuls import CollectiveMatmuls
 
         products = CollectiveMatmuls(
             all_gather_matmul=ops.form(collective_matmul.all_gather_matmul),

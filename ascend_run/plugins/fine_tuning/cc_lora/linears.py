@@ -10,14 +10,13 @@ from torch import Tensor, nn
 from ascend_run.ops.linear import sliced_matmul
 from ascend_run.ops.linear.adapted_linear import Schedule, adapted_linear
 from ascend_run.ops.linear.parallel_linear import (
-    CollectiveMatmuls,
-    Group,
     LinearCollectives,
     LinearImplementation,
     ParallelLinearFunction,
     linear_link,
     parallel_linear,
 )
+from ascend_run.ops.linear.plain_matmuls import CollectiveMatmuls, Group
 from ascend_run.plugin_api import ForwardLink, PlatformOps
 from ascend_run.plugins.fine_tuning import LinearAdapter, adapter_of
 
