@@ -359,7 +359,7 @@ def ascend_experts(
     """
 
 
-@provider(point=Point.MODEL, claim=Claim.PARAMETER_STORAGE)
+@provider(point=Point.MODEL, claim=Claim.WEIGHT_STORAGE)
 def ascend_weight_storage(
     config: RunConfig, device: c.Device, groups: ProcessGroupCollection, role: str
 ) -> c.WeightStorage | None:

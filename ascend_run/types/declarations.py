@@ -11,9 +11,9 @@ class Claim(enum.StrEnum):
     Implementing a provider hook implies its claim (see the hook's specification), which must not be
     repeated in the manifest. Claims without a provider hook are declared in the manifest:
     ``dataset`` for tasks whose samples are not Megatron token files, and ``documents``,
-    ``token-dispatcher``, ``linear-comm``, ``adapter``, ``schedule`` and ``checkpoint-store`` for
-    plugins that own such a part through a wrapper hook. So does one that stores trained weights
-    (``parameter-storage``). Two enabled plugins with the same claim are an error.
+    ``token-dispatcher``, ``linear-comm``, ``parameter-storage``, ``adapter``, ``schedule`` and
+    ``checkpoint-store`` for plugins that own such a part through a wrapper hook. Two enabled
+    plugins with the same claim are an error.
     """
 
     ATTENTION_KERNEL = "attention-kernel"  #: Attention on one device.
@@ -23,7 +23,8 @@ class Claim(enum.StrEnum):
     TOKEN_DISPATCHER = "token-dispatcher"  #: First: ``moe-alltoall-opt``.
     ROUTER = "router"  #: Selection of experts.
     LINEAR_COMM = "linear-comm"  #: Collectives of parallel linears.
-    PARAMETER_STORAGE = "parameter-storage"  #: In what form weights are stored.
+    PARAMETER_STORAGE = "parameter-storage"  #: In what form trained weights are kept.
+    WEIGHT_STORAGE = "weight-storage"  #: In what form frozen weights are kept between uses.
     ADAPTER = "adapter"  #: Trained beside frozen weights; off in ``RunPhase.REFERENCE``.
     DATA_PARALLEL = "data-parallel"  #: Gradient reduction.
     OPTIMIZER = "optimizer"  #: The update of the weights.

@@ -97,6 +97,11 @@ EXCHANGE: Final = "ulysses"
 """Where the sequence is split, and the feature under test leaves that to others."""
 
 
+YOUNGER: Final[Sequence[str]] = ("cc-lora", "orm", "prm", "qlora")
+"""Features and tasks that came after the last full runs of the campaigns, and join them with the
+next ones, for which this becomes empty. Until then their own suites show what these would."""
+
+
 @functools.cache
 def catalogue() -> Catalogue:
     """Return the installed plugins; read once, as it takes longer than examining a set."""
@@ -107,6 +112,12 @@ def catalogue() -> Catalogue:
 def features() -> tuple[str, ...]:
     """Return the names of the built-in features."""
     return tuple(ours(Kind.FEATURE))
+
+
+@functools.cache
+def settled(kind: Kind = Kind.FEATURE) -> tuple[str, ...]:
+    """Return those of a kind over which the campaigns run."""
+    return tuple(name for name in ours(kind) if name not in YOUNGER)
 
 
 def ours(kind: Kind) -> list[str]:

@@ -22,7 +22,7 @@ from ascend_run.tools.verify.building import PRECISION, make_side
 
 from . import verify_clean
 from .campaign import Campaign, Outcome
-from .features import EXCHANGE, config_of, features, resolution_of
+from .features import EXCHANGE, config_of, resolution_of, settled
 from .verify_clean import DROPOUT, EXPERT_AXES, LAYOUTS, OLDER, SETTINGS
 
 DRAWS: Final = 4
@@ -103,12 +103,12 @@ def _draw_another(first: str, draws: random.Random, found: Container[str]) -> st
 
 def newer() -> list[str]:
     """Built-in features that ``verify-clean`` does not draw."""
-    return [name for name in features() if name not in OLDER]
+    return [name for name in settled() if name not in OLDER]
 
 
 def _draw(first: str, draws: random.Random) -> dict[str, Any] | None:
     """None where the features do not go together."""
-    chosen = {first, *draws.sample(features(), draws.choice((0, 0, 1, 2)))}
+    chosen = {first, *draws.sample(settled(), draws.choice((0, 0, 1, 2)))}
     chosen |= {BESIDE[name] for name in chosen if name in BESIDE}
     resolution = resolution_of(tuple(sorted(chosen)))
     if resolution is None:

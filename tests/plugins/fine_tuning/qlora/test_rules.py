@@ -21,7 +21,6 @@ BOTH = ("lora", "qlora")
         (BOTH, {"plugins.lora.dora": True}, "qlora: plugins.lora.dora=true takes norms"),
         (BOTH, {"plugins.qlora.blocksize": 48}, "plugins.qlora.blocksize"),
         (BOTH, {"plugins.qlora.compute_dtype": "float8"}, "plugins.qlora.compute_dtype"),
-        ((*BOTH, "reuse-fp32-param"), {}, "both"),
         ((*BOTH, "cc-lora"), {}, "the dequantised weight until the backward"),
     ],
     ids=[
@@ -30,7 +29,6 @@ BOTH = ("lora", "qlora")
         "norms",
         "blocks",
         "dtype",
-        "another storage",
         "collectives",
     ],
 )
