@@ -10,7 +10,6 @@ import attrs
 import torch
 from torch import Tensor
 
-from ascend_run.core.model.transformer_config import PRECISIONS
 from ascend_run.ops.linear.nf4 import compress, dequantise, quantise
 from ascend_run.tools.convert.formats.model_source import ModelSource
 
@@ -58,6 +57,8 @@ def _requantised(weight: Tensor, record: Mapping[str, Any], dim: int, blocks: in
 
 
 def _quantised(shard: Tensor, record: Mapping[str, Any]) -> Tensor:
+    from ascend_run.core.model.transformer_config import PRECISIONS  # which imports Megatron
+
     dtype = PRECISIONS[record["precision"]]
     quantised = quantise(shard.to(dtype), record["blocksize"])
     return dequantise(compress(quantised) if record["use_double_quant"] else quantised, dtype)
