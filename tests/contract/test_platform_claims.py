@@ -100,7 +100,7 @@ def texts(tmp_path_factory: pytest.TempPathFactory) -> Mapping[str, dict[str, An
     rated = {
         **pairs,
         "data.train": [write_lines(folder / "solutions.jsonl", solutions(8))],
-        "plugins.prm.placeholder_token": "*",
+        "plugins.prm.placeholder_token": "*",  # one token of this tokenizer
     }
     return {"sft": chats, **dict.fromkeys(("dpo", "orm", "simpo"), pairs), "prm": rated}
 

@@ -126,9 +126,11 @@ def _trial(subject: Subject, model: str, layout: Mapping[str, int]) -> tuple[Tri
 
 
 def _without(subject: Subject, trial: Trial) -> Trial:
-    name = subject.manifest.name
+    name, kind = subject.manifest.name, subject.facts.kind
+    if kind in CHOSEN_BY and kind != "platform":
+        return trial
     config = {k: v for k, v in trial.config.items() if not k.startswith(f"plugins.{name}.")}
-    if subject.facts.kind == "platform":
+    if kind == "platform":
         config.pop("platform")
     return attrs.evolve(trial, config=config, plugins=tuple(p for p in trial.plugins if p != name))
 

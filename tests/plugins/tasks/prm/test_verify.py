@@ -84,11 +84,11 @@ def test_each_layout_is_one_rank(verify: Verifier, rated: Path, layout: str) -> 
 @pytest.mark.parametrize(
     ("fault", "layout", "phase"),
     [
-        (faults.count_every_position, "tp=2", Phase.FORWARD),
+        (faults.count_every_position, "tp=2", Phase.BACKWARD),
         (
             faults.take_the_next_rating_on_the_second_rank,
             "dp=2, distributed optimizer",
-            Phase.BACKWARD,
+            Phase.FORWARD,
         ),
     ],
 )
