@@ -189,7 +189,7 @@ def run_commands(work: Path) -> None:
         call(["ascend-run", *words], work)
     pages = "ascend_run.reference"
     shown = call([Environment.python, "-c", f"help('{pages}.hooks')"], work)
-    if "ascend_check(config: RunConfig" not in shown:
+    if "ascend_defaults(config: RunConfig" not in shown:
         raise click.ClickException("help() shows no reference of the hooks")
     if "</html>" not in (work / "run/report.html").read_text():
         raise click.ClickException("report.html is no page")
