@@ -41,7 +41,7 @@ _UNKNOWN: Final[tuple[tuple[object, str], ...]] = (
         dsa_indexer_n_heads dsa_indexer_topk experimental_attention_variant fp4
         fp4_quantizer_factory fp8 fp8_quantizer_factory linear_attention_freq mamba_num_heads
         moe_input_jitter_eps moe_latent_size
-        moe_router_topk_limited_devices mrope_section no_rope_freq symmetric_ar_type
+        moe_router_topk_limited_devices mrope_section no_rope_freq num_labels symmetric_ar_type
         """,
     ),
     (

@@ -127,7 +127,7 @@ BUGS: Final = (
         name="blind-loss-splits-hidden-gradient",
         what="the gradient of the gathered hidden state is cut, not summed over vocabulary parts",
         target="ascend_run.core.model.gpt:GPT._gathered_hidden",
-        old="tensor_parallel_output_grad=True",
+        old="tensor_parallel_output_grad=sums",
         new="tensor_parallel_output_grad=False",
         layout={"tp": 2, "sp": 1},
         modules=r"output_layer|loss|decoder\.final_layernorm",

@@ -61,7 +61,7 @@ _RANDOM: Final = (
     Bug(
         name="blind2-lora-drops-a-shared-input-twice",
         what="tensor-parallel ranks drop different entries of an input that they share",
-        target="ascend_run.plugins.fine_tuning.lora.adapter:Adapter._dropped",
+        target="ascend_run.plugins.fine_tuning.lora.adapter:Adapter.dropped",
         old="is_shared = self.is_column and not self.sequence_parallel",
         new="is_shared = False",
         plugins=("lora",),

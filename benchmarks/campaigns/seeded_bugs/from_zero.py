@@ -26,13 +26,13 @@ BUGS: Final = (
     Bug(
         name="lora-stale-gradient-of-b",
         what="B gets the gradient of the step before",
-        target="ascend_run.plugins.fine_tuning.lora.adapter:Adapter._outer",
-        old="matrix = self.lora_B[part].to(inner.dtype)",
+        target="ascend_run.plugins.fine_tuning.lora.adapter:Adapter.outer",
+        old="self.shared(self.lora_B[part].to(inner.dtype))",
         new=(
-            "matrix = self.lora_B[part] * 1.0\n"
-            "            if matrix.requires_grad:\n"
-            f"                matrix.register_hook(lambda g, {_LATEST}: "
-            "(store.get(part, g), store.update({part: g}))[0])"
+            "(lambda matrix: (matrix.requires_grad and "
+            f"matrix.register_hook(lambda g, {_LATEST}: "
+            "(store.get(part, g), store.update({part: g}))[0]), matrix)[1])"
+            "(self.shared(self.lora_B[part] * 1.0))"
         ),
         plugins=("lora",),
         config={"train.micro_batch_size": 2, "train.global_batch_size": 2},

@@ -16,9 +16,9 @@ MISTAKES: Final = (
         package=_TASK,
         changes=(
             Change(
-                'return LossSum(output, tensors["loss_mask"].sum(dtype=torch.int64))',
-                'count = tensors["loss_mask"].sum(dtype=torch.int64)\n'
-                "        return LossSum(output / count.clamp(min=1), torch.ones_like(count))",
+                "return LossSum(output, self.count(context, batch))",
+                "count = self.count(context, batch)\n"
+                "        return LossSum(output / count.clamp(min=1), count.clamp(max=1))",
                 "task.py",
             ),
         ),

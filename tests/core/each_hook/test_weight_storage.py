@@ -44,7 +44,7 @@ def freeze(model: nn.Module) -> nn.Module:
 FREEZE = probe("ascend_model", lambda self: freeze, "freeze")
 
 
-def test_ascend_weight_storage_packs_weights_once_and_unpacks_them_for_each_use(
+def test_ascend_weight_storage_packs_once_and_unpacks_for_each_use(
     tmp_path: Path,
 ) -> None:
     halves = Halves()

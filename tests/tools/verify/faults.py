@@ -196,8 +196,8 @@ def freeze_adapters_too() -> Undo:
     from ascend_run.plugins.fine_tuning.lora import freezing
 
     def change(inner: Any) -> Any:
-        def freeze(model: Any) -> None:
-            inner(model)
+        def freeze(model: Any, *modules: Any) -> None:
+            inner(model, *modules)
             for name, parameter in model.named_parameters():
                 if "layers.0.self_attention" in name:
                     parameter.requires_grad_(False)

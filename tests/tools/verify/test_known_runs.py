@@ -20,7 +20,7 @@ from tests.support.tiny_families import FAMILIES, model_values, tiny_run
 from .test_oracle import compared
 
 UNKNOWN: Final = frozenset(
-    {"dpo", "low-precision-optimizer", "o2-bf16-optimizer", "orm", "prm", "simpo"}
+    {"dpo", "low-precision-optimizer", "o2-bf16-optimizer", "orm", "prm", "qlora", "simpo"}
 )
 """Tasks and features of the package that the oracle has no formula for: it rounds nothing, and
 compares no answers."""

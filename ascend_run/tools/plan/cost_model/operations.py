@@ -13,7 +13,7 @@ _LAYER = 192
 _KEY_LATENT = 60
 """Additional operations with latent attention, and again with a query latent."""
 _QUERY_LATENT = 35
-_ROUTING = 50
+_ROUTING = 95
 """Additional operations of a layer with experts, besides those of each expert."""
 _EXPERT = 40
 _ENDS = 88
