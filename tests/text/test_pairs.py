@@ -170,7 +170,7 @@ def test_token_files_hold_the_pairs_of_their_source(tmp_path: Path, too_long: st
     assert both.report.samples == 2 * source.report.samples
 
 
-def told(action: Any) -> list[str]:
+def messages_of(action: Any) -> list[str]:
     with pytest.raises(DataError) as caught:
         action()
     return [*caught.value.problems]
@@ -189,17 +189,17 @@ def test_bad_pairs_are_all_listed(tmp_path: Path) -> None:
     path = tmp_path / "a.jsonl"
     same = "its chosen and rejected answers are the same tokens; correct one, or remove the row"
     lacks = "answer has no token to train on; write an answer, or remove the row"
-    assert told(lambda: pairs_of(tmp_path, records, encoder)) == [
+    assert messages_of(lambda: pairs_of(tmp_path, records, encoder)) == [
         f"{path}:2: {same}",
         f"{path}:3: its chosen {lacks}",
         f"{path}:4: its rejected {lacks}",
         f"{path}:5: its chosen and its rejected {lacks}",
     ]
-    many = told(lambda: pairs_of(tmp_path, [alpaca("three", "three")] * 25, encoder))
+    many = messages_of(lambda: pairs_of(tmp_path, [alpaca("three", "three")] * 25, encoder))
     assert many[:-1] == [f"{path}:{row}: {same}" for row in range(1, 21)]
     assert many[-1] == "5 more are rejected"
     # Token files are refused before they are written.
-    assert len(told(lambda: written(tmp_path, str(path)))) == 21
+    assert len(messages_of(lambda: written(tmp_path, str(path)))) == 21
     assert not [*tmp_path.glob("d*")]
 
 
@@ -213,7 +213,7 @@ def test_pairs_with_equal_answers_may_be_dropped(tmp_path: Path) -> None:
         "equal answers": (f"{tmp_path / 'a.jsonl'}:2",)
     }
     # An answer without a token is still refused.
-    assert len(told(lambda: pairs_of(tmp_path, [alpaca("", "")], encoder, limit))) == 1
+    assert len(messages_of(lambda: pairs_of(tmp_path, [alpaca("", "")], encoder, limit))) == 1
 
 
 def test_bad_pairs_of_token_files_are_listed(tmp_path: Path) -> None:
@@ -237,7 +237,7 @@ def test_bad_pairs_of_token_files_are_listed(tmp_path: Path) -> None:
         Path(f"{prefix}.json").write_text(json.dumps(records[0]))
 
     replaced(prefix, "chosen")
-    problems = told(lambda: encoded_pair_dataset(prefix, NO_LIMIT, NoCache()))
+    problems = messages_of(lambda: encoded_pair_dataset(prefix, NO_LIMIT, NoCache()))
     assert [problem.partition(": its chosen and rejected answers are the same tokens")[0]
             for problem in problems] == [f"{prefix}:{row}" for row in (1, 2, 3)]  # fmt: skip
     dropping = PairLimit(max_positions=10_000, too_long="drop", equal_answers="drop")

@@ -6,6 +6,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from ascend_run.ops.tensor_marks import mark
+
 # S sequence, B micro-batch, T = S * B, P selected positions, H hidden size, K labels
 
 
@@ -20,7 +22,7 @@ class ScoreHead(nn.Module):
         super().__init__()
         self.weight = nn.Parameter(torch.empty((num_labels, hidden_size), dtype=dtype))
         # As Megatron marks the output layer, for a learning rate of its own.
-        self.weight.is_embedding_or_output_parameter = True  # type: ignore[attr-defined]
+        mark(self.weight, is_embedding_or_output_parameter=True)
 
     def forward(self, hidden_SBH: Tensor, mask_BS: Tensor | None) -> Tensor:
         """Return the scores where the mask is above 0, [P, K], in the order of the positions; those
