@@ -97,7 +97,7 @@ EXCHANGE: Final = "ulysses"
 """Where the sequence is split, and the feature under test leaves that to others."""
 
 
-YOUNGER: Final[Sequence[str]] = ("cc-lora", "orm", "prm", "qlora")
+YOUNGER: Final[Sequence[str]] = ()
 """Features and tasks that came after the last full runs of the campaigns, and join them with the
 next ones, for which this becomes empty. Until then their own suites show what these would."""
 
