@@ -67,3 +67,22 @@ def test_the_plan_has_the_bytes_of_the_base() -> None:
     _, (cost,) = planned(single, ("lora", "qlora"))
     stored = sum(n // 2 + 4 * (n // 32) for n in numels)
     assert plain.memory.weights - cost.memory.weights == 4 * sum(numels) - stored
+
+
+def test_the_plan_of_seven_billion_weights_is_that_of_the_page() -> None:
+    sizes = {
+        **DENSE,
+        "model.num_layers": 32,
+        "model.hidden_size": 4096,
+        "model.ffn_hidden_size": 11008,
+        "model.num_attention_heads": 32,
+        "model.num_query_groups": 32,
+        "model.kv_channels": 128,
+        "model.vocab_size": 32000,
+        "train.precision": "bf16",
+        "plugins.lora.rank": 1,
+    }
+    _, (plain,) = planned(sizes, ("lora",))
+    _, (cost,) = planned(sizes, ("lora", "qlora"))
+    assert plain.memory.weights / 1e9 == pytest.approx(13.5, abs=0.05)
+    assert cost.memory.weights / 1e9 == pytest.approx(3.9, abs=0.05)
