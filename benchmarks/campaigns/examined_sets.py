@@ -33,7 +33,7 @@ def examined_sets(
     examine: Examine,
     *,
     needs: Mapping[str, Items] = NONE_NEEDED,
-    first: Sequence[str] = (),
+    first: Sequence[Sequence[str]] = (),
     hints: Collection[Items] = (),
 ) -> ExaminedSets:
     """Return covering sets that can run.
@@ -44,7 +44,8 @@ def examined_sets(
     Args:
         items: As those of ``covering_sets``; so is ``needs``.
         excluded: Sets that are known to be impossible.
-        first: Items that also have covering sets of their own.
+        first: Items that have covering sets of their own, which stay as they are whatever else
+            there is; later sets have what these lack.
         hints: Sets that were conflicts elsewhere; examined first, which saves rounds.
     """
     known = _Known(examine, needs)
@@ -52,9 +53,10 @@ def examined_sets(
         known.learn(cause)
     while True:
         conflicts = {*excluded, *known.refused, *known.apart}
-        own = covering_sets(first, conflicts, needs=needs)
-        rest = covering_sets(items, conflicts, needs=needs, covered=own)
-        sets = [frozenset(found) for found in (*own, *rest)]
+        drawn: list[tuple[str, ...]] = []
+        for part in (*first, items):
+            drawn += covering_sets(part, conflicts, needs=needs, covered=drawn)
+        sets = [frozenset(found) for found in drawn]
         for found in sets:
             known.learn(found)
         if conflicts == {*excluded, *known.refused, *known.apart}:

@@ -53,8 +53,17 @@ def test_items_that_make_another_one_idle_are_a_set_of_their_own() -> None:
 
 
 def test_the_first_items_also_have_a_set_without_others() -> None:
-    found = examined_sets(ITEMS, [frozenset("cd")], refusing(), first=["b", "c", "d"])
+    found = examined_sets(ITEMS, [frozenset("cd")], refusing(), first=[["b", "c", "d"]])
     assert {("b", "c"), ("b", "d")} <= {*found.sets}
+    assert pairs_of(found.sets) == ALL - {frozenset("cd")}
+
+
+def test_sets_of_the_first_items_stay_as_they_are_without_the_others() -> None:
+    older = ["b", "c", "d"]
+    alone = examined_sets(older, [frozenset("cd")], refusing())
+    found = examined_sets(ITEMS, [frozenset("cd")], refusing(), first=[["b", "c"], older])
+    of_both = examined_sets(older, [frozenset("cd")], refusing(), first=[["b", "c"]])
+    assert {*alone.sets} == {*of_both.sets} <= {*found.sets}
     assert pairs_of(found.sets) == ALL - {frozenset("cd")}
 
 
