@@ -29,8 +29,8 @@ def options_of(plugin: Plugin) -> type | None:
     return options
 
 
-def config_of(raw: RawConfig, resolution: Resolution) -> ResolvedConfig:
-    """Read the config of a run with these plugins.
+def config_of(raw: RawConfig, resolution: Resolution) -> tuple[ResolvedConfig, Hooks]:
+    """Read the config of a run with these plugins, and create them with it.
 
     Raises:
         ConfigError: Values are invalid, or ``model.hf_path`` has no model of the family.
@@ -55,8 +55,10 @@ def config_of(raw: RawConfig, resolution: Resolution) -> ResolvedConfig:
     hooks = Hooks(instances(resolution.order, resolved.config))
     manifests = [plugin.manifest for plugin in hooks.plugins]
     given = {"config": resolved.config, "manifests": manifests}
-    defaults = hooks.merge_named("ascend_defaults", **given)
-    return build(plugin_defaults=defaults) if defaults else resolved
+    if defaults := hooks.merge_named("ascend_defaults", **given):
+        resolved = build(plugin_defaults=defaults)
+        hooks = Hooks(instances(resolution.order, resolved.config))
+    return resolved, hooks
 
 
 def family_of(resolution: Resolution) -> Any:

@@ -84,7 +84,7 @@ class ResolvedRun:
         kept = {key: v for key, v in self.raw.values.items() if not key.startswith("model.")}
         read = {"model.hf_path": folder, "model.family": self.raw.family}
         raw = attrs.evolve(self.raw, values=kept).replacing(folder, **read)
-        other = config_of(raw, self.resolution).config
+        other = config_of(raw, self.resolution)[0].config
         return folder_differences(family_of(self.resolution), self.config, other)
 
     def instances(self) -> list[Any]:
@@ -215,7 +215,7 @@ def resolve_run(raw: RawConfig, known: Catalogue, world_size: int | None = None)
     """
     resolution = _resolve(raw, known)
     check_hooks(resolution.order)
-    resolved = config_of(raw, resolution)
+    resolved, hooks = config_of(raw, resolution)
     config = resolved.config
     return ResolvedRun(
         raw=raw,
@@ -223,7 +223,7 @@ def resolve_run(raw: RawConfig, known: Catalogue, world_size: int | None = None)
         resolved=resolved,
         layout=layout_of(config, config.run.nproc if world_size is None else world_size),
         catalogue=known,
-        hooks=Hooks(instances(resolution.order, config)),
+        hooks=hooks,
     )
 
 

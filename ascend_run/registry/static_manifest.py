@@ -6,6 +6,7 @@ in a package, ``package:file``. The file has a table of that name, with fields o
 
 from __future__ import annotations
 
+import functools
 import os
 from collections.abc import Collection, Mapping
 from contextlib import suppress
@@ -119,12 +120,18 @@ def _read(place: str) -> str:
 
 
 def _table(text: str, name: str) -> Mapping[str, Any]:
-    import tomllib  # late, as above
-
-    fields: Any = tomllib.loads(text).get(name)
+    fields: Any = _parsed(text).get(name)
     if not isinstance(fields, Mapping):
         raise ValueError(f"it has no table [{name}]")
     return fields
+
+
+@functools.cache
+def _parsed(text: str) -> Mapping[str, Any]:
+    """Parse a file once, for every plugin in it and every set of plugins that is tried."""
+    import tomllib  # late, as above
+
+    return tomllib.loads(text)
 
 
 def _checked(fields: Mapping[str, Any], name: str) -> StaticManifest:
