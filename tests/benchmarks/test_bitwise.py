@@ -148,6 +148,7 @@ def on_session_ranks(monkeypatch: pytest.MonkeyPatch, gloo_pool: GlooPool) -> It
     bitwise._reference.cache_clear()
 
 
+@pytest.mark.exhaustive(by=lambda precision: ())
 @pytest.mark.usefixtures("on_session_ranks")
 @pytest.mark.parametrize(("precision", "layout"), [("fp32", {"pp": 2, "vpp": 2}), ("bf16", {})])
 def test_the_largest_set_changes_no_bit(precision: str, layout: Mapping[str, int]) -> None:

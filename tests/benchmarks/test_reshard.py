@@ -117,6 +117,7 @@ def faulty(folder: Any, asked: Mapping[str, Any], *fault: str) -> Mapping[int, R
 COPY: Final = "shard.tensor[shared.slices_in(shard_box(shard))].copy_(part)"
 
 
+@pytest.mark.exhaustive(by=lambda fault: ())
 @pytest.mark.parametrize(
     ("fault", "found"),
     [

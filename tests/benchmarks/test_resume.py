@@ -55,6 +55,7 @@ class ThisProcess:
         return [job(*given)]
 
 
+@pytest.mark.exhaustive(by=lambda target: ())
 @pytest.mark.parametrize(
     ("target", "restored", "instead", "found"),
     [

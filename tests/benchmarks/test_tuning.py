@@ -99,6 +99,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, An
     return path, worker("tuning_data", path, "--tiny", "--samples", "2")
 
 
+@pytest.mark.exhaustive(by=lambda task: ())
 @pytest.mark.needs_plugins("lora")
 @pytest.mark.parametrize(("task", "grouping"), [("sft", "packed"), ("dpo", "padded")])
 def test_both_train_the_same(folder: tuple[Path, dict[str, Any]], task: str, grouping: str) -> None:

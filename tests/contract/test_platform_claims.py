@@ -178,6 +178,7 @@ def test_a_family_on_the_npu_is_that_of_the_cpu(
     assert_shown(gloo_pool, expected, (name,), *trials)
 
 
+@pytest.mark.exhaustive(by=lambda name: ())
 @pytest.mark.parametrize("name", [n for n in CLAIMING if CATALOGUE[n].kind is Kind.TASK])
 def test_a_task_on_the_npu_is_that_of_the_cpu(
     gloo_pool: GlooPool,

@@ -54,6 +54,7 @@ def names_in(case: Mapping[str, Any]) -> set[str]:
     return {*case["plugins"], *case["beside"]}
 
 
+@pytest.mark.exhaustive(by=lambda part: [part % 2])
 @pytest.mark.parametrize("part", range(PARTS))
 def test_sets_of_the_campaign_are_at_parity(
     monkeypatch: pytest.MonkeyPatch, parity: Parity, part: int

@@ -135,6 +135,7 @@ def test_a_refusal_on_a_rank_has_no_traceback_and_the_users_exit_code(folder: Pa
     )
 
 
+@pytest.mark.exhaustive(by=lambda function: ())
 @pytest.mark.parametrize(
     ("function", "message"),
     [
@@ -176,6 +177,7 @@ def test_a_target_that_cannot_be_imported_fails_in_its_start(folder: Path) -> No
     assert "has no attribute 'no_such_function'" in errors
 
 
+@pytest.mark.exhaustive(by=lambda number: ())
 @pytest.mark.parametrize(
     ("number", "exit_code"),
     [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGHUP, 129)],
@@ -227,6 +229,7 @@ def test_ranks_are_started_again_as_often_as_allowed(folder: Path) -> None:
     assert seen["ASCEND_RUN_ATTEMPT"] == "1"
 
 
+@pytest.mark.exhaustive(by=lambda node_ranks: ())
 @pytest.mark.parametrize("node_ranks", [(0, 1), (None, None)], ids=["static", "as they come"])
 def test_two_nodes_meet_at_an_endpoint_and_one_has_the_first_rank(
     folder: Path, node_ranks: tuple[int | None, int | None]

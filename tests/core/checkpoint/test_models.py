@@ -56,6 +56,7 @@ def run(pool: GlooPool, job: object, case: Case, *folders: Path) -> None:
     pool.run(job, case.world_size, case, *map(str, folders), timeout=100)  # type: ignore[arg-type]
 
 
+@pytest.mark.exhaustive(by=lambda precision: ())
 @pytest.mark.parametrize(
     ("precision", "cases"),
     [("bf16", DENSE), ("fp32", EXPERTS)],

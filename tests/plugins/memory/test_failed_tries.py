@@ -65,6 +65,7 @@ def tried(values: Mapping[str, Any], plugins: tuple[str, ...], fails: bool) -> T
     return Tried(losses=losses, weights=weights, failures=memory.failures, begun=memory.begun)
 
 
+@pytest.mark.exhaustive(by=lambda case: ())
 @pytest.mark.needs_plugins(*sorted({name for _, names in CASES.values() for name in names}))
 @pytest.mark.parametrize("case", CASES)
 def test_a_failed_try_leaves_nothing_and_changes_no_bit(gloo_pool: GlooPool, case: str) -> None:

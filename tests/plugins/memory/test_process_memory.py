@@ -59,6 +59,7 @@ def measured(job: Any, run: Run) -> int:
     return int(found)
 
 
+@pytest.mark.exhaustive(by=lambda plain: ())
 @pytest.mark.parametrize(
     ("plain", "ours"),
     [

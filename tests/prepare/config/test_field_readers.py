@@ -116,6 +116,7 @@ def reads_in(gloo_pool: GlooPool) -> ReadsIn:
     return reads_in
 
 
+@pytest.mark.exhaustive(by=lambda name: ())
 @pytest.mark.parametrize("name", [*RUNS, *ROUTERS])
 def test_every_run_reads_the_fields_of_any_model(reads_in: ReadsIn, name: str) -> None:
     assert {("num_layers", "megatron.core.transformer.transformer_block")} <= reads_in(name)

@@ -68,6 +68,7 @@ def test_a_plugin_that_does_nothing_is_not_exercised(plugin: type[Any], ranks: A
     assert effects_of(ranks, plugin).evidence == ()
 
 
+@pytest.mark.exhaustive(by=lambda plugin: ())
 @pytest.mark.parametrize("plugin", ACTING, ids=lambda plugin: plugin.manifest.name)
 def test_a_plugin_that_acts_is_exercised(plugin: type[Any], ranks: Any) -> None:
     evidence = effects_of(ranks, plugin).evidence

@@ -43,6 +43,7 @@ def values_of(layers: int, layout: Mapping[str, Any]) -> dict[str, Any]:
     return {**DENSE, **EVERY_BYTE, **layout, "model.num_layers": layers}
 
 
+@pytest.mark.exhaustive(by=lambda layout: ())
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_the_bytes_of_every_category_are_what_they_must_be(
     gloo_pool: GlooPool, tmp_path: Path, layout: str
@@ -106,6 +107,7 @@ def test_what_another_thread_releases_a_moment_later_is_no_activation(
     assert gloo_pool.run(kept_by_a_forward, 1, 0.05) == [3 * 1024]
 
 
+@pytest.mark.exhaustive(by=lambda model: [model])
 @pytest.mark.parametrize(
     ("model", "layout"), [("dense", {}), ("moe", {}), ("dense", {"pp": 2})], ids=str
 )

@@ -51,6 +51,7 @@ def test_nothing_runs_again_where_all_is_within_the_budget(parity: Parity) -> No
     assert more_operations(parity, [outcome]) == [0]
 
 
+@pytest.mark.exhaustive(by=lambda model: ())
 @pytest.mark.parametrize("model", ["dense", "moe"])
 def test_some_parts_run_again_and_no_bit_changes(parity: Parity, model: str) -> None:
     (outcome,) = trained(parity, model=model, config=DROPOUT, options=budget(0.04))
@@ -72,6 +73,7 @@ def test_no_bit_changes_on_several_ranks(parity: Parity, layout: dict[str, int])
     assert all(more > 0 for more in more_operations(parity, found, **case, config=config))
 
 
+@pytest.mark.exhaustive(by=lambda layout: ["ep" in layout])
 @pytest.mark.parametrize(
     "layout", [{"tp": 2}, {"pp": 2}, {"pp": 2, "vpp": 2}, {"dp": 2, "ep": 2}], ids=str
 )

@@ -74,6 +74,7 @@ def treatment_of(words: str) -> Treatment:
     return next(how for how in treatments(swaps=False) if how.words == words)
 
 
+@pytest.mark.exhaustive(by=lambda case: ())
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
 def test_a_choice_is_planned_within_five_percent(
     gloo_pool: GlooPool, monkeypatch: pytest.MonkeyPatch, case: Case

@@ -110,6 +110,7 @@ def chosen(values: Mapping[str, Any]) -> Ran:
     return Ran(losses, weights, logged=logged)
 
 
+@pytest.mark.exhaustive(by=lambda treatment: ())
 @pytest.mark.parametrize("treatment", [EVERYTHING, ATTENTION, MIXED], ids=lambda one: one.words)
 def test_no_bit_changes_and_what_is_swapped_is_freed(
     gloo_pool: GlooPool, tmp_path: Path, treatment: Treatment
@@ -125,6 +126,7 @@ def test_no_bit_changes_and_what_is_swapped_is_freed(
     assert found.here == found.expected
 
 
+@pytest.mark.exhaustive(by=lambda treatment: ())
 @pytest.mark.parametrize("treatment", [EVERYTHING, MIXED], ids=lambda one: one.words)
 def test_no_bit_changes_where_experts_are_swapped(
     gloo_pool: GlooPool, tmp_path: Path, treatment: Treatment

@@ -101,6 +101,7 @@ def test_levels_save_their_shares_at_the_widths_of_models(
         assert [a - b for a, b in zip(first, second, strict=True)] == expected, name
 
 
+@pytest.mark.exhaustive(by=lambda layout: ())
 @pytest.mark.parametrize(("layout", "share"), [(EP, 1), (EXPERT_TP, 2)], ids=["ep", "expert tp"])
 def test_levels_save_as_much_on_two_ranks(
     gloo_pool: GlooPool, layout: dict[str, Any], share: int

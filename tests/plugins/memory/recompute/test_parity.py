@@ -30,6 +30,7 @@ def test_groups_of_layers_run_again(parity: Parity) -> None:
     assert outcome.operations["silu"] == 2 * LAYERS * MICRO_BATCHES
 
 
+@pytest.mark.exhaustive(by=lambda model: [model])
 @pytest.mark.parametrize(
     ("model", "modules", "again"),
     [

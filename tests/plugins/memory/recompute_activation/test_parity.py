@@ -27,6 +27,7 @@ def test_only_the_first_layers_compute_it_again(parity: Parity) -> None:
     assert outcome.operations["silu"] == (LAYERS + 1) * MICRO_BATCHES
 
 
+@pytest.mark.exhaustive(by=lambda model: ())
 @pytest.mark.parametrize(
     ("model", "operation", "calls"),
     [

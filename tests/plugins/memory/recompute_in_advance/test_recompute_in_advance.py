@@ -104,6 +104,7 @@ def test_without_recomputed_layers_it_says_that_it_changes_nothing(gloo_pool: Gl
     assert gloo_pool.run(idle_reasons, 2, ("recompute", NAME), {}) == [[], []]
 
 
+@pytest.mark.exhaustive(by=lambda number: ())
 @pytest.mark.needs_plugins("recompute")
 @pytest.mark.parametrize("number", [None, 1])
 def test_a_run_takes_the_memory_that_was_expected(gloo_pool: GlooPool, number: int | None) -> None:

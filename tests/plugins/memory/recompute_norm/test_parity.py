@@ -35,6 +35,7 @@ def test_only_the_first_layers_compute_them_again(parity: Parity) -> None:
     assert more_norms(parity, "recompute-norm", options=options) == 2 * MICRO_BATCHES
 
 
+@pytest.mark.exhaustive(by=lambda values: ())
 @pytest.mark.parametrize(
     "values",
     [

@@ -93,6 +93,7 @@ def test_steps_of_other_layouts_keep_every_bit(
         assert (got.readings, got.digests) == (want.readings, want.digests)
 
 
+@pytest.mark.exhaustive(by=lambda optimizer: ())
 @pytest.mark.parametrize(
     "optimizer",
     [

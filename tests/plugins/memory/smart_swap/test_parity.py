@@ -44,6 +44,7 @@ def trained(
     return swapped
 
 
+@pytest.mark.exhaustive(by=lambda beside: ())
 @pytest.mark.parametrize(
     "beside",
     [

@@ -76,6 +76,7 @@ PP2 = {"parallel.pipeline_model_parallel_size": 2, "model.num_layers": 4}
 PP3 = {"parallel.pipeline_model_parallel_size": 3, "model.num_layers": 6}
 
 
+@pytest.mark.exhaustive(by=lambda values: ())
 @pytest.mark.parametrize(
     ("values", "ranks"),
     [

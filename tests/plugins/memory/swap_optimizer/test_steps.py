@@ -51,6 +51,7 @@ def both(
     return without_and_with(pool, stepwise, ranks, values, own, *job, beside=beside)
 
 
+@pytest.mark.exhaustive(by=lambda values: ())
 @pytest.mark.parametrize(
     ("values", "ranks", "skipped"),
     [
@@ -134,6 +135,7 @@ def test_steps_of_other_layouts_keep_every_bit(
         assert (got.readings, got.digests) == (want.readings, want.digests)
 
 
+@pytest.mark.exhaustive(by=lambda optimizer: ())
 @pytest.mark.parametrize(
     "optimizer",
     [

@@ -73,6 +73,7 @@ def test_states_without_room_are_updated_on_the_device(gloo_pool: GlooPool) -> N
     assert 0.9 * size < on_host <= size
 
 
+@pytest.mark.exhaustive(by=lambda ours_first: ())
 @pytest.mark.parametrize("ours_first", [True, False], ids=["from ours", "into ours"])
 def test_a_checkpoint_is_loaded_in_every_bit(
     gloo_pool: GlooPool, tmp_path: Path, ours_first: bool

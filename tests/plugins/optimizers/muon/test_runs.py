@@ -106,6 +106,7 @@ def test_ranks_with_whole_sequences_change_rounding_alone(gloo_pool: GlooPool) -
     assert [*compare(got, want, TRAINED_TOLERANCE)] == []
 
 
+@pytest.mark.exhaustive(by=lambda ns_dtype: ())
 @pytest.mark.parametrize("ns_dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize(
     ("model", "more"),
@@ -152,6 +153,7 @@ def test_plan_counts_the_states_that_the_ranks_hold(
     assert adamw.memory.optimizer - cost.memory.optimizer == saved_bytes > 0
 
 
+@pytest.mark.exhaustive(by=lambda split: ())
 @pytest.mark.parametrize("split", [PP, TP], ids=["stages", "shards"])
 def test_states_are_loaded_in_another_layout(
     gloo_pool: GlooPool, tmp_path: Path, split: Mapping[str, Any]

@@ -26,6 +26,7 @@ def test_a_copy_to_the_host_shares_no_memory_and_comes_back() -> None:
     torch.testing.assert_close(out, source.detach(), rtol=0, atol=0)
 
 
+@pytest.mark.exhaustive(by=lambda keeps: ())
 @pytest.mark.parametrize("keeps", [True, False])
 def test_freed_blocks_are_kept_or_go_back_to_the_system(keeps: bool) -> None:
     """Blocks of 4 MiB below one that stays; the first that is freed would raise the threshold."""

@@ -63,6 +63,7 @@ def test_each_variable_of_another_value_is_refused(monkeypatch: pytest.MonkeyPat
     assert f"{FP32_MATMUL_LIBRARY}='mkl'; expected torch or onednn" in second
 
 
+@pytest.mark.exhaustive(by=lambda plugins: ())
 @pytest.mark.parametrize(
     ("plugins", "model", "layout"),
     [
