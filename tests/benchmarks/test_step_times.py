@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import json
 import os
-import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import attrs
 import pytest
 
 from ascend_run.tools.plan.cost_model.devices import CALIBRATION, CostDevice, find_device
 from ascend_run.tools.plan.cost_model.step_time import StepTime
-from benchmarks import cpu_calibration, step_times
+from benchmarks import cpu_calibration, cpu_calibration_rank, step_times
 
 
 @pytest.mark.parametrize(("predicted", "measured", "percent"), [(110, 100, 10), (80, 100, 20)])
@@ -44,15 +44,21 @@ def test_the_processors_constants_are_what_the_calibration_wrote() -> None:
 def test_rates_of_a_disk_include_its_writes_and_no_page_in_memory(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    nbytes, seconds, advice = 3 * 2**20, 0.1, list[int]()
-    monkeypatch.setattr(os, "fsync", lambda descriptor: time.sleep(seconds))
-    monkeypatch.setattr(os, "posix_fadvise", lambda *given: advice.append(given[-1]))
+    nbytes, written, dropped, now = 3 * 2**20, 0.25, 0.125, [0.0]
 
-    writes, reads = cpu_calibration.disk_rates(tmp_path, nbytes)
+    def fsync(descriptor: int) -> None:
+        now[0] += written
 
-    assert 0 < writes <= nbytes / seconds
-    assert reads > 0
-    assert {*advice} == {os.POSIX_FADV_DONTNEED}
+    def fadvise(descriptor: int, offset: int, length: int, advice: int) -> None:
+        assert advice == os.POSIX_FADV_DONTNEED
+        now[0] += dropped
+
+    monkeypatch.setattr(os, "fsync", fsync)
+    monkeypatch.setattr(os, "posix_fadvise", fadvise)
+    # Only these take time, so a rate is exact, and a run without its call divides by no time.
+    monkeypatch.setattr(cpu_calibration_rank, "time", SimpleNamespace(perf_counter=lambda: now[0]))
+
+    assert cpu_calibration.disk_rates(tmp_path, nbytes) == (nbytes / written, nbytes / dropped)
     assert not any(tmp_path.iterdir())
 
 
