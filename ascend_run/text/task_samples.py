@@ -10,6 +10,7 @@ import attrs
 import numpy as np
 import structlog
 
+from .dataset_log import log_dataset
 from .encoder import Encoder
 from .encoding import Encoded, encoded_sources
 from .omissions import left_out_reasons
@@ -84,26 +85,25 @@ def packed_samples(
         shift=encoding.shift,
     )
     if logs:
-        _log(f"{sources.task}.data", encoding.name, paths, encoded, packed)
+        _log(sources.task, encoding.name, paths, encoded, packed)
     return packed
 
 
 def _log(
-    event: str, name: str, paths: Sequence[str], encoded: Encoded, packed: PackedSamples
+    task: str, name: str, paths: Sequence[str], encoded: Encoded, packed: PackedSamples
 ) -> None:
     """Log what was read, and what was left out, also when token files were written."""
-    log, report = structlog.get_logger(), encoded.report
+    report = encoded.report
     recorded = [
         read_sample_record(path).report.left_out for path in paths if is_sample_dataset(path)
     ]
-    log.info(
-        event,
-        files=[*paths],
-        **{name: report.conversations},
+    log_dataset(
+        paths,
         samples=len(packed.packs),
         tokens=len(encoded.ids),
+        **{name: report.conversations},
         trained_tokens=int(np.count_nonzero(encoded.trained)),
         left_out=[why for each in (*recorded, report.left_out) for why in left_out_reasons(each)],
     )
     for reason in left_out_reasons(report.left_out):
-        log.warning(f"{event.removesuffix('.data')}.left_out", reason=reason)
+        structlog.get_logger().warning(f"{task}.left_out", reason=reason)

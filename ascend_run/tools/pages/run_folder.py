@@ -14,6 +14,7 @@ from ascend_run.core.fingerprint.record import FILE_NAME
 from ascend_run.core.log.metrics import MetricsHistory, read_metrics
 from ascend_run.plugin_api.errors import DataError
 from ascend_run.prepare.plan.records import Plan
+from ascend_run.text.dataset_log import DATASET_READ
 
 from .config_rows import ConfigRow, config_rows
 from .fingerprint_file import Entry, read_fingerprints
@@ -30,7 +31,6 @@ from .step_metrics import StepMetrics
 
 SIGNS_OF_A_RUN: Final = ("config.toml", "plan.json", "metrics.jsonl")
 _LOG_KEYS: Final = frozenset(field.name for field in attrs.fields(LogEvent)) - {"fields"}
-_DATASET_EVENTS: Final = frozenset({"data.stream", "sft.data"})
 _SHOWN_LEVELS: Final = frozenset({"warning", "error", "critical"})
 
 
@@ -92,9 +92,7 @@ def read_run(path: Path) -> RunData:
         fingerprint=_last_fingerprint(path, problems),
         warnings=_warnings(log),
         datasets=tuple(
-            read_record(event, DatasetSize)
-            for event in log
-            if event.get("event") in _DATASET_EVENTS
+            read_record(event, DatasetSize) for event in log if event.get("event") == DATASET_READ
         ),
         problems=tuple(problems),
     )

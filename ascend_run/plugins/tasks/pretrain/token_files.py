@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import cast
 
-import structlog
 from megatron.core.datasets.indexed_dataset import IndexedDataset
 
 from ascend_run.plugin_api import Datasets, RunContext, SampleBlend
+from ascend_run.text.dataset_log import log_dataset
 from ascend_run.text.end_of_document import end_of_document
 from ascend_run.text.indexed import need_token_files
 
@@ -41,8 +41,7 @@ def token_datasets(
     train = _streams(context, data.train, train_samples, documents)
     validation = _streams(context, data.validation, valid_samples, documents)
     for stream in train if context.layout.rank == 0 else ():
-        size = {"samples": stream.samples_per_epoch, "tokens": stream.tokens}
-        structlog.get_logger().info("data.stream", files=[stream.prefix], **size)
+        log_dataset([stream.prefix], samples=stream.samples_per_epoch, tokens=stream.tokens)
     return Datasets(
         train=_blend(train, data.train_weights),
         validation=_blend(validation, data.validation_weights) if validation else None,

@@ -248,7 +248,7 @@ def test_building_says_the_size_of_an_epoch_and_nothing_else(
         train_samples(run_config(seq_length=4, train=(prefix,)), 5)[0]
     (said,) = events
     size = {"files": [prefix], "samples": 7, "tokens": 30}
-    assert said == {"event": "data.stream", "log_level": "info", **size}
+    assert said == {"event": "data.read", "log_level": "info", **size}
     assert capfd.readouterr() == ("", "")
 
 
