@@ -23,8 +23,10 @@ COLOURS: Final[Mapping[str, str]] = {
     "kv all-gather, by heads": "#dd8a94",
     "dpo": "#2a78b8",
     "simpo": "#d9722b",
+    "chosen-only": "#999999",
+    "orm": "#3a9a5b",
 }
-"""Colour of each schedule or task, the same in every chart."""
+"""Colour of each schedule or run, the same in every chart."""
 
 Points = Sequence[tuple[float, float]]
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import json
 import sys
 from pathlib import Path
@@ -12,7 +13,7 @@ START, END = 0.6, 0.8
 that after its last one. Where policy and reference are equal, no pair is right."""
 
 
-def problems(folder: Path) -> list[str]:
+def problems(folder: Path, least: float) -> list[str]:
     """What is not as promised of a run, by its ``metrics.jsonl``."""
     lines = (folder / "metrics.jsonl").read_text().splitlines()
     records = [json.loads(line) for line in lines]
@@ -24,15 +25,19 @@ def problems(folder: Path) -> list[str]:
     found = []
     if not start <= START:
         found.append(f"{folder}: {METRIC} starts at {start:.1%}, expected at most {START:.0%}")
-    if not end >= END:
-        found.append(f"{folder}: {METRIC} ends at {end:.1%}, expected at least {END:.0%}")
+    if not end >= least:
+        found.append(f"{folder}: {METRIC} ends at {end:.1%}, expected at least {least:.0%}")
     return found
 
 
 def main() -> int:
-    found = [problem for folder in sys.argv[1:] for problem in problems(Path(folder))]
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition(":")[0])
+    parser.add_argument("folders", nargs="+", type=Path, metavar="RUN_FOLDER")
+    parser.add_argument("--least", type=float, default=100 * END, metavar="PERCENT")
+    asked = parser.parse_args()
+    found = [problem for each in asked.folders for problem in problems(each, asked.least / 100)]
     for problem in found:
-        print(f"dpo: {problem}", file=sys.stderr)
+        print(f"preferences: {problem}", file=sys.stderr)
     return 1 if found else 0
 
 

@@ -3,7 +3,7 @@
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
-rm -rf data/dpo runs/dpo-base runs/dpo runs/simpo
+rm -rf data/dpo runs/dpo-base runs/dpo runs/simpo runs/chosen-only
 python examples/dpo_data.py data/dpo
 
 ascend-run preprocess --input data/dpo/corpus.jsonl --train-tokenizer 1024 \
@@ -20,5 +20,8 @@ cp data/dpo/tokenizer.json data/dpo/tokenizer_config.json data/dpo/base/
 
 ascend-run --config examples/dpo.toml
 ascend-run --config examples/dpo.toml --task simpo run.output_dir=runs/simpo
+# The control: next to no weight of the preference, so that the chosen answers' loss alone trains.
+ascend-run --config examples/dpo.toml --task simpo plugins.simpo.beta=1e-6 \
+    plugins.simpo.sft_weight=1 run.output_dir=runs/chosen-only
 
 python examples/check_dpo.py runs/dpo runs/simpo

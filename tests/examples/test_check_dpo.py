@@ -1,4 +1,4 @@
-"""The check of examples/dpo.sh accepts runs that learnt preferences, and no others."""
+"""The check of examples/dpo.sh and orm.sh accepts runs that learnt preferences, and no others."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ import pytest
 CHECK = Path(__file__).parents[2] / "examples/check_dpo.py"
 
 
-def check(folder: Path, *runs: Sequence[float]) -> tuple[int, str]:
+def check(folder: Path, *runs: Sequence[float], options: Sequence[str] = ()) -> tuple[int, str]:
     for index, shares in enumerate(runs):
-        (folder / f"run{index}").mkdir()
+        (folder / f"run{index}").mkdir(parents=True)
         lines = [{"event": "start"}, {"step": 1, "rewards/accuracies": 1.0}]
         lines += [{"step": n, "eval_rewards/accuracies": share} for n, share in enumerate(shares)]
         text = "".join(json.dumps(line) + "\n" for line in lines)
         (folder / f"run{index}" / "metrics.jsonl").write_text(text)
     folders = [str(folder / f"run{index}") for index in range(len(runs))]
-    command = [sys.executable, str(CHECK), *folders]
+    command = [sys.executable, str(CHECK), *options, *folders]
     done = subprocess.run(command, capture_output=True, text=True, timeout=60)
     return done.returncode, done.stderr
 
@@ -47,3 +47,10 @@ def test_a_run_that_did_not_learn_fails_with_the_reason(
     code, errors = check(tmp_path, [0.5, 0.9], shares)
     assert code == 1
     assert reason in errors
+
+
+def test_another_least_accuracy_can_be_asked_for(tmp_path: Path) -> None:
+    assert check(tmp_path / "passes", [0.5, 0.86], options=("--least", "85")) == (0, "")
+    code, errors = check(tmp_path / "fails", [0.5, 0.84], options=("--least", "85"))
+    assert code == 1
+    assert "ends at 84.0%, expected at least 85%" in errors
