@@ -6,10 +6,11 @@ pairs. The first run takes four steps and saves after two; the second one resume
 other layout and takes the other two. All full tensors, counters and values that it has loaded are
 those of the first run after two steps, bitwise; random generators are those of a run that begins in
 the second layout. After four steps losses, gradient norms, weights and optimizer states are those
-of the uninterrupted run within a tolerance, but for experts in half precision, where tokens go to
-other experts. Of a feature that declares ``bitwise``, all of it is also compared with the two runs
-without it, bitwise. What is refused is listed with the reason. There is no dropout, since random
-numbers depend on the layout.
+of the uninterrupted run within a tolerance; but for experts in half precision, where tokens go to
+other experts: there only counters, learning rates, and the names, shapes and dtypes of states, and
+the figures list these cases. Of a feature that declares ``bitwise``, all of it is also compared
+with the two runs without it, bitwise. What is refused is listed with the reason. There is no
+dropout, since random numbers depend on the layout.
 """
 
 from __future__ import annotations
@@ -37,6 +38,7 @@ from .resharded_runs import (
     job_of,
     lost,
     resharded,
+    rounds_to_other_experts,
 )
 from .resume import CHOICES, CONFIG, PRECISIONS, SPREAD
 from .run_states import other_tensors_of_ranks
@@ -188,14 +190,18 @@ def _problems(asked: Mapping[str, Any]) -> Iterator[str]:
     plugin = asked["plugin"]
     found = resharded(asked)
     yield from lost(found)
-    half = asked["values"]["train.precision"] != "fp32"
-    yield from departures(found, plugin, half=half, experts=asked["model"] == "moe")
+    yield from departures(found, plugin, **_rounding(asked))
     if is_bitwise(plugin):
         found_without = changes(found, _without(asked))
         yield from (f"against the runs without it: {problem}" for problem in found_without)
     else:
         generators = other_tensors_of_ranks(found.resumed[SAVED], beginning(asked))
         yield from (f"loaded, against a run that begins: {problem}" for problem in generators)
+
+
+def _rounding(asked: Mapping[str, Any]) -> Mapping[str, bool]:
+    half = asked["values"]["train.precision"] != "fp32"
+    return {"half": half, "experts": asked["model"] == "moe"}
 
 
 def _without(asked: Mapping[str, Any]) -> Resharded:
@@ -213,14 +219,18 @@ def figures(outcomes: Mapping[str, Outcome]) -> Mapping[str, Any]:
     """Count what was compared, of which features in which precisions, and what was refused."""
     compared: dict[str, Counter[str]] = {}
     refused: Counter[str] = Counter()
+    only_loaded: Counter[str] = Counter()
     for case, outcome in outcomes.items():
         asked = json.loads(case)
         if "refused" in outcome:
             refused[f"{asked['plugin']}: {outcome['refused']}"] += 1
         elif "compared" in outcome:
             compared.setdefault(asked["plugin"], Counter())[asked["values"]["train.precision"]] += 1
+            if rounds_to_other_experts(**_rounding(asked)) and not is_bitwise(asked["plugin"]):
+                only_loaded[asked["plugin"]] += 1
     return {
         "compared": sum("compared" in outcome for outcome in outcomes.values()),
+        "values only as loaded, for experts in half precision": dict(only_loaded),
         "of an idle feature": sum("idle" in outcome for outcome in outcomes.values()),
         "cases of each feature": {name: dict(sorted(n.items())) for name, n in compared.items()},
         "refused": dict(sorted(refused.items())),

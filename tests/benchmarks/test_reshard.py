@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import functools
 import json
+from collections import Counter
 from collections.abc import Callable, Mapping
 from typing import Any, Final
 
@@ -86,6 +87,19 @@ def test_every_axis_is_left_and_entered_by_every_feature() -> None:
         if outcomes[digest(json.dumps(asked, sort_keys=True))].get("compared"):
             compared[asked["plugin"]] |= axes_changed(asked)
     assert {name: EVERY - found for name, found in compared.items() if EVERY - found} == {}
+
+
+@needs_every_feature
+def test_cases_without_trained_values_are_listed_and_have_others() -> None:
+    listed = FIGURES["values only as loaded, for experts in half precision"]
+    of_cases = Counter(
+        asked["plugin"]
+        for asked in map(json.loads, cases())
+        if asked["model"] == "moe" and asked["values"]["train.precision"] != "fp32"
+        if not reshard.is_bitwise(asked["plugin"])
+    )
+    assert listed == of_cases
+    assert all(FEATURES[name].get("fp32") for name in listed)
 
 
 def test_what_was_refused_says_why() -> None:
@@ -223,6 +237,9 @@ def ended(by: float, key: str) -> Mapping[str, Any]:
     return {"resumed": {LAST: held(**{key: torch.ones(4) + by})}}
 
 
+OF_EXPERTS: Final = {"half": True, "experts": True}
+
+
 @pytest.mark.parametrize(
     ("changed", "options", "said"),
     [
@@ -247,11 +264,31 @@ def ended(by: float, key: str) -> Mapping[str, Any]:
         ),
         (
             {"resumed": {LAST: attrs.evolve(held(), values={"progress": {"step": 3}})}},
-            {"half": True, "experts": True},
+            OF_EXPERTS,
             "'progress' is {'step': 3}",
         ),
+        (
+            {"resumed_steps": [{"step": 3, "loss": 2.1, "lr": 0.1 + 1e-9}, runs().steps[1]]},
+            OF_EXPERTS,
+            "step 3: 'lr' is",
+        ),
+        (
+            {"resumed_steps": [{"step": 3, "lr": 0.1}, runs().steps[1]]},
+            OF_EXPERTS,
+            "'loss' is None",
+        ),
+        (
+            {"resumed": {LAST: held(**{"model/w": torch.ones(4).double()})}},
+            OF_EXPERTS,
+            "model/w is ((4,), torch.float64)",
+        ),
+        ({"resumed": {LAST: held(**{"ema/w": torch.ones(4)})}}, OF_EXPERTS, "not None"),
+        (ended(float("nan"), "model/w"), OF_EXPERTS, "model/w is not finite"),
     ],
-    ids=["weight", "moment", "half", "half moment", "rounded", "loss", "exact", "experts"],
+    ids=[
+        *("weight", "moment", "half", "half moment", "rounded", "loss", "exact", "experts"),
+        *("of experts: rate", "no loss", "dtype", "no moment", "not finite"),
+    ],
 )
 def test_a_departure_above_the_tolerance_is_a_message(
     changed: Mapping[str, Any], options: Mapping[str, Any], said: str
@@ -260,6 +297,13 @@ def test_a_departure_above_the_tolerance_is_a_message(
     assert said in problem
     assert not parted(runs(**ended(0.9e-5, "model/w")))
     assert not parted(runs(), **options)
+
+
+def test_values_of_experts_in_half_precision_may_part() -> None:
+    steps = [{"step": 3, "loss": 2.2, "lr": 0.1}, {"step": 4, "loss": 1.2, "lr": 0.1}]
+    parts = runs(**ended(0.5, "model/w"), resumed_steps=steps)
+    assert not parted(parts, **OF_EXPERTS)
+    assert parted(parts, half=True)
 
 
 def test_steps_without_a_change_show_nothing() -> None:
