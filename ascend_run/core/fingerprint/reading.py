@@ -13,9 +13,8 @@ import torch
 from torch import Tensor
 
 from ascend_run.core.data.batches import BatchPlan
+from ascend_run.ops.hashing import MASK
 from ascend_run.plugin_api import Batch
-
-from .hashing import MASK
 
 
 class RowHashes:

@@ -24,9 +24,8 @@ from ascend_run.core.checkpoint.optimizer_shards import (
     stepped_parameters,
 )
 from ascend_run.core.checkpoint.regions import Region, ShardedLocal, sharded_tensors
+from ascend_run.ops.hashing import Words, salts, sampled_places
 from ascend_run.plugin_api import contracts as c
-
-from .hashing import Words, salts, sampled_places
 
 _WORD: Final[Mapping[int, torch.dtype]] = {
     1: torch.int8,

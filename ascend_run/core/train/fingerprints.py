@@ -15,9 +15,9 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from ascend_run.core.fingerprint.hashing import MASK, Words, combine, float_bits, hash_elements
 from ascend_run.core.fingerprint.reading import RowHashes
 from ascend_run.core.fingerprint.sampling import Samples, bits_of, samples_of
+from ascend_run.ops.hashing import MASK, Words, combine, float_bits, hash_elements
 from ascend_run.plugin_api import contracts as c
 from ascend_run.plugin_api.errors import CheckpointError
 

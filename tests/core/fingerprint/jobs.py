@@ -45,10 +45,9 @@ def untrained_hash(values: Mapping[str, Any], enable: Sequence[str] = ()) -> str
 def hash_by_hand(values: Mapping[str, Any]) -> tuple[str, str]:
     """The parameter hash of one rank's model from its state_dict alone, in Python's integers; and
     as a run has it."""
-    from ascend_run.core.fingerprint.hashing import sampled_places
     from ascend_run.core.train.fingerprints import StepFingerprints
-
-    from .test_hashing import MASK, by_hand
+    from ascend_run.ops.hashing import sampled_places
+    from tests.ops.test_hashing import MASK, by_hand
 
     with training(values) as run:
         run.step()
@@ -74,8 +73,8 @@ def _key(name: str) -> int:
 
 def flips(values: Mapping[str, Any]) -> dict[str, bool]:
     """Each parameter -> whether the hash saw its last sampled element's lowest bit flip."""
-    from ascend_run.core.fingerprint.hashing import sampled_places
     from ascend_run.core.train.fingerprints import StepFingerprints
+    from ascend_run.ops.hashing import sampled_places
 
     with training(values) as run:
         fingerprints = StepFingerprints(run.context, run.bundle, structlog.get_logger())

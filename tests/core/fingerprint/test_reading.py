@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 from ascend_run.core.data.batches import BatchPlan, micro_batches
-from ascend_run.core.fingerprint.hashing import MASK
 from ascend_run.core.fingerprint.reading import RowHashes
+from ascend_run.ops.hashing import MASK
 from ascend_run.plugin_api import BatchField
 
 FIELDS = {

@@ -7,7 +7,7 @@ import math
 import numpy as np
 import pytest
 
-from ascend_run.core.fingerprint.hashing import (
+from ascend_run.ops.hashing import (
     MASK,
     SAMPLES,
     combine,
