@@ -39,6 +39,7 @@ from ascend_run.types.data import Batch as Batch
 from ascend_run.types.data import BatchField as BatchField
 from ascend_run.types.data import BatchIterator as BatchIterator
 from ascend_run.types.data import Datasets as Datasets
+from ascend_run.types.data import FrozenPass as FrozenPass
 from ascend_run.types.data import LossSum as LossSum
 from ascend_run.types.data import NoCache as NoCache
 from ascend_run.types.data import RoleSpec as RoleSpec

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, nullcontext
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -16,6 +17,7 @@ from ascend_run.core.data.batches import BatchPlan
 from ascend_run.core.hooks import Hooks
 from ascend_run.core.hugging_face.models import load_model
 from ascend_run.core.train.batches import BatchReader
+from ascend_run.core.train.frozen_pass import FrozenPass
 from ascend_run.core.train.models import build_models
 from ascend_run.core.train.step import (
     ForwardBackward,
@@ -91,6 +93,9 @@ class DryRun:
         model = self.context.config.model
         for bundle in self.context.models.values():
             self._differ(bundle)
+        assert isinstance(self.context.frozen_pass, FrozenPass)
+        fill = partial(self._fill, self.context.frozen_pass.build)
+        self.context.frozen_pass = FrozenPass(self.hooks, fill, repeatable=False)
         if self._probe_weights and model.num_moe_experts and model.hf_path is None:
             for bundle in self.context.models.values():
                 set_probe_weights(bundle.chunks, model.vocab_size)
@@ -103,7 +108,11 @@ class DryRun:
     def load_weights(self) -> None:
         """Load the weights of the built models that have a folder of them."""
         family = self.hooks.require("ascend_model_family")
-        loaded = {role: one for role, one in self.context.models.items() if one.weights is not None}
+        loaded = {
+            role: one
+            for role, one in self.context.models.items()
+            if one.weights is not None and one.chunks
+        }
         for bundle in loaded.values():
             assert bundle.weights is not None
             load_model(bundle.weights, family, self.context.config, bundle)
@@ -112,6 +121,16 @@ class DryRun:
         for role in self.task.roles:
             if role.weights is None and role.name in loaded:
                 self._differ(loaded[role.name])
+
+    def _fill(
+        self,
+        fill: Callable[[c.RunContext, c.ModelBundle], None],
+        context: c.RunContext,
+        bundle: c.ModelBundle,
+    ) -> None:
+        fill(context, bundle)
+        if next(role for role in self.task.roles if role.name == bundle.role).weights is None:
+            self._differ(bundle)
 
     def _differ(self, bundle: c.ModelBundle) -> None:
         """Give a frozen model other weights."""

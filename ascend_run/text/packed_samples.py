@@ -80,12 +80,26 @@ class PackedSamples:
         return self._num_samples
 
     def __getitem__(self, index: int) -> PackedSample:
+        return self.sample_of(self.pack_of(index))
+
+    def pack_of(self, index: int) -> int:
+        """Return which of ``packs`` a sample is."""
         if not 0 <= index < self._num_samples:
             raise IndexError(f"sample {index} of {self._num_samples}")
         epoch, place = divmod(index, len(self.packs))
-        return self._sample(self.packs[int(self._order(epoch)[place])])
+        return int(self._order(epoch)[place])
 
-    def _sample(self, held: Sequence[int]) -> PackedSample:
+    def digest(self) -> str:
+        """Return a digest of the samples of an epoch, whatever their order."""
+        encoded, found = self._encoded, hashlib.sha256()
+        found.update(repr((self._length, self._pad_id, self._shift, self.packs)).encode())
+        for array in (encoded.ids, encoded.trained, encoded.ends, encoded.labels):
+            found.update(b"" if array is None else np.ascontiguousarray(array).data)
+        return found.hexdigest()
+
+    def sample_of(self, pack: int) -> PackedSample:
+        """Return the sample of one of ``packs``."""
+        held = self.packs[pack]
         tokens = np.full(self._length, self._pad_id, np.int64)
         labels = tokens.copy()
         loss_mask = np.zeros(self._length, np.float32)

@@ -72,6 +72,9 @@ class RoleSpec:
     """Whether it is no model of its own but the trained one, in ``RunPhase.REFERENCE``: without
     what is trained beside its frozen weights."""
     weights: str | None = None  #: Hugging Face folder; None: ``model.hf_path``, if that is set.
+    ahead: bool = False
+    """Whether a frozen model is no part of the steps: it stands only while the task runs it, by
+    ``RunContext.frozen_pass``, and has no chunks otherwise."""
 
 
 class Task(Protocol):
@@ -100,6 +103,27 @@ class Task(Protocol):
 
         Returns:
             The hidden states; on the last pipeline stage, the loss.
+        """
+        ...
+
+
+class FrozenPass(Protocol):
+    """Runs a frozen model over samples, outside of the steps."""
+
+    repeatable: bool
+    """Whether any run of the same config gets the same results; not in a dry run."""
+
+    def __call__(
+        self,
+        context: RunContext,
+        role: RoleSpec,
+        samples: Samples,
+        fields: Mapping[str, BatchField],
+    ) -> Iterator[Batch]:
+        """Yield this rank's micro-batches of one sample each, of all complete global batches; on
+        the last pipeline stage, with the results of ``role.frozen_step``, as in a step.
+
+        When: on every rank, once the models are built; each has to take all micro-batches.
         """
         ...
 

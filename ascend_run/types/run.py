@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeAlias, TypeVar
 
 import attrs
 
-from .data import ArrayCache, NoCache
+from .data import ArrayCache, FrozenPass, NoCache
 
 if TYPE_CHECKING:
     from megatron.core.optimizer import MegatronOptimizer
@@ -84,6 +84,7 @@ class RunContext:
     consumed_samples: int = 0  #: Unit: sequences since step 0.
     cache: ArrayCache = attrs.field(factory=NoCache)
     """Cache of arrays that are computed once for all ranks, such as the samples of a task."""
+    frozen_pass: FrozenPass | None = None  #: None until the models are built.
 
 
 MetricValue: TypeAlias = float | Sequence[float] | Sequence[Sequence[float]]

@@ -176,7 +176,7 @@ class Checkpoints:
         """Load the models that have a folder of weights; return whether there were any."""
         family, loaded = self.hooks.require("ascend_model_family"), False
         for role, bundle in models.items():
-            if bundle.weights is not None:
+            if bundle.weights is not None and bundle.chunks:
                 lacking = load_model(bundle.weights, family, self.context.config, bundle)
                 if bundle.optimizer is not None:
                     bundle.optimizer.reload_model_params()

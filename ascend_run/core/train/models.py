@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 
 import torch
 from megatron.core.transformer.transformer_config import TransformerConfig
 
 from ascend_run.core.hooks import Hooks
+from ascend_run.core.hugging_face.models import load_model
 from ascend_run.core.model.build import build_model
 from ascend_run.ops.linear.stored_weight import stored_weight
 from ascend_run.plugin_api import contracts as c
 from ascend_run.plugin_api.errors import HookError
 
 from .data_parallel import wrap_data_parallel
+from .frozen_pass import FrozenPass
 from .optimizer import build_optimizer
 from .phases import phase_scope
 
@@ -41,10 +44,16 @@ def build_models(
     for role in task.roles:
         if role.is_base:
             continue
+        weights = role.weights or config.model.hf_path
+        if role.ahead:
+            like = context.models[task.roles[0].name].transformer_config
+            context.models[role.name] = c.ModelBundle(
+                role=role.name, chunks=[], transformer_config=like, weights=weights, frozen=True
+            )
+            continue
         with phase_scope(hooks, context, c.RunPhase.MODEL)():
-            bundle = build_model(config, hooks, groups, context.device, role=role.name, dtype=dtype)
-            match_p2p(bundle.transformer_config)
-            bundle.weights = role.weights or config.model.hf_path
+            bundle = _build(hooks, context, dtype, role.name)
+            bundle.weights = weights
             context.models[role.name] = bundle
             if role.frozen_step is None:
                 require_frozen_storage(bundle)
@@ -54,6 +63,28 @@ def build_models(
         if role.frozen_step is None and with_optimizer:
             with phase_scope(hooks, context, c.RunPhase.OPTIMIZER)():
                 build_optimizer(bundle, hooks, context)
+    context.frozen_pass = FrozenPass(hooks, partial(_fill, hooks, dtype))
+
+
+def _build(
+    hooks: Hooks, context: c.RunContext, dtype: torch.dtype | None, role: str
+) -> c.ModelBundle:
+    config, device = context.config, context.device
+    bundle = build_model(config, hooks, context.groups, device, role=role, dtype=dtype)
+    match_p2p(bundle.transformer_config)
+    return bundle
+
+
+def _fill(
+    hooks: Hooks, dtype: torch.dtype | None, context: c.RunContext, bundle: c.ModelBundle
+) -> None:
+    """Build the chunks of a frozen model and load its weights."""
+    with phase_scope(hooks, context, c.RunPhase.MODEL)():
+        built = _build(hooks, context, dtype, bundle.role)
+    bundle.chunks, bundle.transformer_config = built.chunks, built.transformer_config
+    freeze(bundle)
+    if bundle.weights is not None:
+        load_model(bundle.weights, hooks.require("ascend_model_family"), context.config, bundle)
 
 
 def require_one_trained(roles: Sequence[c.RoleSpec]) -> None:

@@ -128,7 +128,8 @@ class ForwardBackward:
         self.routers = [m for m in modules if isinstance(m, Router) and has_losses]
         for router in self.routers:
             router.loss_scale = torch.ones((), dtype=torch.float64, device=device)
-        self.frozen = [FrozenForward(hooks, context, one, self.bundle) for one in task.roles[1:]]
+        frozen = [role for role in task.roles[1:] if not role.ahead]
+        self.frozen = [FrozenForward(hooks, context, role, self.bundle) for role in frozen]
         self.force_all_reduce = force_all_reduce
         timers = ScheduleTimers(hooks, context) if hooks.implements("ascend_phase") else None
         self.bundle.transformer_config.timers, self.phases = timers, timers or nullcontext()

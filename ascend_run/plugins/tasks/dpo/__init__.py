@@ -54,6 +54,9 @@ class DpoConfig(PreferenceOptions):
     ``model.hf_path``, else the initial ones."""
     reference_free: bool = False
     """Compare with a reference to which all answers are equally probable; none is loaded."""
+    precompute_ref_log_probs: bool = False
+    """Compute the reference's log-probabilities of all pairs before the first step, and keep them
+    in the cache of the data; the steps have no reference then."""
 
 
 class Dpo(PairTaskPlugin):
@@ -110,7 +113,7 @@ class Dpo(PairTaskPlugin):
         return [
             *_option_problems(config, self.config),
             *_reference_problems(self.config, manifests, model_differences),
-            *([] if self.config.reference_free else _mode_problems(config)),
+            *([] if self.config.reference_free else _mode_problems(config, self.config)),
             *pair_problems("dpo", config, self.config),
         ]
 
@@ -133,8 +136,10 @@ class Dpo(PairTaskPlugin):
         """Return the cost of the reference."""
         if self.config.reference_free:
             return None
-        from .cost import reference_cost
+        from .cost import precomputed_cost, reference_cost
 
+        if self.config.precompute_ref_log_probs:
+            return precomputed_cost(is_model=self.config.reference != BASE)
         return reference_cost(rank, is_model=self.config.reference != BASE)
 
     @hookimpl
@@ -161,6 +166,11 @@ def _option_problems(config: RunConfig, options: DpoConfig) -> Iterator[str]:
             f"dpo: plugins.dpo.reference={options.reference} is not used with "
             "plugins.dpo.reference_free=true; leave out one of the two"
         )
+    if options.reference_free and options.precompute_ref_log_probs:
+        yield (
+            "dpo: plugins.dpo.precompute_ref_log_probs=true has nothing to compute with "
+            "plugins.dpo.reference_free=true; leave out one of the two"
+        )
     if config.checkpoint.load and options.reference is None and not options.reference_free:
         yield (
             f"dpo: the policy begins with checkpoint.load={config.checkpoint.load}, which the "
@@ -168,9 +178,16 @@ def _option_problems(config: RunConfig, options: DpoConfig) -> Iterator[str]:
         )
 
 
-def _mode_problems(config: RunConfig) -> Iterator[str]:
+def _mode_problems(config: RunConfig, options: DpoConfig) -> Iterator[str]:
     """Yield what would compute otherwise in a reference, which does not train."""
-    model = config.model
+    model, rows = config.model, config.train.micro_batch_size
+    if options.precompute_ref_log_probs and model.moe_expert_capacity_factor and rows > 1:
+        yield (
+            f"dpo: model.moe_expert_capacity_factor={model.moe_expert_capacity_factor} drops "
+            "tokens by what else is in a micro-batch, and with "
+            "plugins.dpo.precompute_ref_log_probs=true the reference computes each sample alone; "
+            f"expected train.micro_batch_size=1, got {rows}"
+        )
     if model.num_moe_experts and model.moe_router_load_balancing_type == "sinkhorn":
         yield (
             "dpo: model.moe_router_load_balancing_type=sinkhorn routes in training alone, and so "

@@ -12,6 +12,14 @@ _LOG_PROBABILITY: Final = 4
 """Bytes of the reference's, on the last stage."""
 
 
+def precomputed_cost(*, is_model: bool) -> CostChange:
+    """Return the cost of a step whose samples have the reference's log-probabilities."""
+    held = ", where the reference stands beside the policy" if is_model else ""
+    return CostChange(
+        note=f"without the pass of the reference over all pairs before the first step{held}"
+    )
+
+
 def reference_cost(rank: PipelineStage, *, is_model: bool) -> CostChange:
     """Return the cost of a reference that runs forward on all micro-batches of a step before the
     policy does: its weights, the FLOPs of the policy's forwards, and the micro-batches, which wait

@@ -31,7 +31,6 @@ class DpoTask:
     """Train one model on pairs of answers, beside a frozen reference."""
 
     metrics: Sequence[str] = METRICS
-    batch_fields: Mapping[str, BatchField] = PAIR_FIELDS
 
     def __init__(self, options: DpoConfig) -> None:
         self.options = options
@@ -41,7 +40,11 @@ class DpoTask:
             frozen_step=self.reference_step,
             weights=None if is_base else options.reference,
             is_base=is_base,
+            ahead=options.precompute_ref_log_probs,
         )
+        self.batch_fields: Mapping[str, BatchField] = PAIR_FIELDS
+        if reference.ahead:
+            self.batch_fields = {**PAIR_FIELDS, _REFERENCE: BatchField(axes=("batch", "sequence"))}
         policy = RoleSpec(name="policy")
         self.roles: Sequence[RoleSpec] = (
             (policy,) if options.reference_free else (policy, reference)
@@ -52,8 +55,14 @@ class DpoTask:
 
         Raises:
             DataError: A file, a row, the tokenizer or the template cannot be used.
+            StorageError: The cache of the reference's log-probabilities cannot be read or written.
         """
-        return pair_datasets("dpo", self.options, context, train_samples, valid_samples)
+        datasets = pair_datasets("dpo", self.options, context, train_samples, valid_samples)
+        if not self.options.precompute_ref_log_probs:
+            return datasets
+        from .cached_reference import with_reference
+
+        return with_reference(context, self.roles[1], datasets)
 
     def reference_step(self, context: RunContext, model: nn.Module, batch: Batch) -> Tensor:
         """Return the hidden state; on the last pipeline stage, the log-probability of each trained

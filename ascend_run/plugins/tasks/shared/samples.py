@@ -132,7 +132,11 @@ class SampleTensors:
         return len(self.samples)
 
     def __getitem__(self, index: int) -> Mapping[str, Tensor]:
+        return self.tensors_of(self.samples.pack_of(index))
+
+    def tensors_of(self, pack: int) -> Mapping[str, Tensor]:
+        """Return the sample of one of the packs of an epoch."""
         import torch
 
-        sample = self.samples[index]
+        sample = self.samples.sample_of(pack)
         return {name: torch.from_numpy(getattr(sample, name)) for name in self._fields}

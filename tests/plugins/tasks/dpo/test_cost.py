@@ -82,6 +82,19 @@ def buffers(one: RankCost, other: RankCost) -> float:
     return one.memory.buffers - other.memory.buffers
 
 
+@pytest.mark.parametrize("case", ["dense", "pp=2", "tp=2, ep=2"])
+def test_with_precomputed_values_a_step_is_that_without_a_reference(
+    pairs: Mapping[str, Any], case: str
+) -> None:
+    ranks, model = CASES[case]
+    model = {**model, "model.vocab_size": 397, **pairs}
+    _, free = planned({**model, "plugins.dpo.reference_free": True}, (), ranks)
+    _, ahead = planned({**model, "plugins.dpo.precompute_ref_log_probs": True}, (), ranks)
+    for one, other in zip(ahead, free, strict=True):
+        assert one.flops == other.flops
+        assert one.memory == other.memory
+
+
 @pytest.mark.needs_plugins("lora")
 def test_a_base_has_no_weights_of_its_own(pairs: Mapping[str, Any]) -> None:
     model = {**DENSE, "model.vocab_size": 397}

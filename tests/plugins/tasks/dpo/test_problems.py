@@ -82,6 +82,20 @@ CASES: dict[str, tuple[dict[str, Any], str]] = {
         {"plugins__dpo__reference": "base"},
         "dpo: plugins.dpo.reference=base is the policy without its adapters",
     ),
+    "nothing to compute": (
+        {"plugins__dpo__reference_free": True, "plugins__dpo__precompute_ref_log_probs": True},
+        "dpo: plugins.dpo.precompute_ref_log_probs=true has nothing to compute with",
+    ),
+    "tokens dropped by what else is there": (
+        {
+            **EXPERTS,
+            "model__moe_expert_capacity_factor": 1.0,
+            "plugins__dpo__precompute_ref_log_probs": True,
+            "train__micro_batch_size": 2,
+            "train__global_batch_size": 2,
+        },
+        "dpo: model.moe_expert_capacity_factor=1.0 drops tokens by what else is in a micro-batch",
+    ),
     "routing in training alone": (
         {
             **EXPERTS,

@@ -42,6 +42,11 @@ LAYOUTS: dict[str, tuple[dict[str, int], dict[str, Any], tuple[str, ...]]] = {
     "tp=2, pp=2, sp": ({"tp": 2, "pp": 2, "sp": 1}, {}, ()),
     "cp=2, ulysses": ({"cp": 2}, {}, ("ulysses",)),
     "cp=2, ring": ({"cp": 2}, {}, ("ring-attention",)),
+    "tp=2, sp, precomputed": (
+        {"tp": 2, "sp": 1},
+        {"plugins.dpo.precompute_ref_log_probs": True},
+        (),
+    ),
     "tp=2, base": ({"tp": 2}, {"plugins.dpo.reference": "base"}, ("lora",)),
 }
 
