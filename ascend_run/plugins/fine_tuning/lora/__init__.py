@@ -189,7 +189,8 @@ class Lora:
     ) -> Callable[[], AbstractContextManager[None]] | None:
         if phase is not RunPhase.REFERENCE:
             return None
-        if self.config.modules_to_save:
+        is_base = not any(bundle.frozen for bundle in context.models.values())
+        if self.config.modules_to_save and is_base:  # of another task than dpo, which checks it
             raise ConfigError(
                 f"plugins.lora.modules_to_save={','.join(self.config.modules_to_save)}: the base "
                 "cannot be the reference, since these modules are trained in place; expected no "
@@ -198,7 +199,6 @@ class Lora:
         from .adapter import adapters
         from .as_reference import as_loaded, switched_off
 
-        is_base = not any(bundle.frozen for bundle in context.models.values())
         if self._record is not None and is_base:
             self._record.require_same_load()
         without = switched_off if self.config.load is None else as_loaded

@@ -113,6 +113,7 @@ class Dpo(PairTaskPlugin):
         return [
             *_option_problems(config, self.config),
             *_reference_problems(self.config, manifests, model_differences),
+            *_base_problems(config, self.config, manifests),
             *([] if self.config.reference_free else _mode_problems(config, self.config)),
             *pair_problems("dpo", config, self.config),
         ]
@@ -203,6 +204,21 @@ def _mode_problems(config: RunConfig, options: DpoConfig) -> Iterator[str]:
 
 def _have_adapters(manifests: Sequence[Manifest]) -> bool:
     return any(Claim.ADAPTER in one.claims for one in manifests)
+
+
+def _base_problems(
+    config: RunConfig, options: DpoConfig, manifests: Sequence[Manifest]
+) -> Iterator[str]:
+    """Yield what of a base does not stay as it is: the option of adapters has PEFT's name."""
+    if options.reference != BASE:
+        return
+    for name in (one.name for one in manifests if Claim.ADAPTER in one.claims):
+        if modules := getattr(config.plugins[name], "modules_to_save", ()):
+            yield (
+                f"dpo: plugins.dpo.reference=base is no reference with plugins.{name}."
+                f"modules_to_save={','.join(modules)}, which are trained in place; leave these "
+                "out, or name a Hugging Face folder in plugins.dpo.reference"
+            )
 
 
 def _reference_problems(

@@ -6,6 +6,7 @@ import json
 import re
 import warnings
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -351,9 +352,17 @@ def test_a_resumed_run_has_the_modules_of_its_checkpoint() -> None:
 
 
 def test_the_base_is_no_reference_of_modules_that_train_in_place() -> None:
-    lora = Lora(LoraOptions(modules_to_save=("router",)))
+    """A second model is."""
+    hooks = Hooks([Lora(LoraOptions(modules_to_save=("router",)))])
+
+    def scopes(**frozen: Any) -> list[Any]:
+        models = {"policy": SimpleNamespace(frozen=False, chunks=[]), **frozen}
+        context = SimpleNamespace(models=models)
+        return [*hooks.contributions("ascend_phase", context=context, phase=RunPhase.REFERENCE)]
+
     with pytest.raises(ConfigError, match=r"modules_to_save=router: the base cannot be the ref"):
-        [*Hooks([lora]).contributions("ascend_phase", context=None, phase=RunPhase.REFERENCE)]
+        scopes()
+    assert len(scopes(reference=SimpleNamespace(frozen=True, chunks=[]))) == 1
 
 
 def test_peft_has_no_missing_keys_of_a_router(gloo_pool: GlooPool, tmp_path: Path) -> None:

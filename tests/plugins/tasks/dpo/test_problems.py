@@ -255,6 +255,26 @@ def test_the_base_of_adapters_is_the_default_reference(tmp_path: Path) -> None:
     assert named == (model, "the test")
 
 
+@pytest.mark.needs_plugins("lora")
+def test_modules_that_train_in_place_are_no_base(tmp_path: Path) -> None:
+    """Said before any rank starts; a second model may be the reference beside them."""
+    model = write_llama(tmp_path / "model", vocab_size=512, num_hidden_layers=1)
+    changes = {
+        "model__family": "llama",
+        "model__hf_path": model,
+        "plugins__lora__modules_to_save": ["word_embeddings", "output_layer"],
+    }
+    with pytest.raises(ConfigError) as caught:
+        prepared(tmp_path, "lora", **changes)
+    (problem,) = caught.value.problems
+    assert problem == (
+        "dpo: plugins.dpo.reference=base is no reference with plugins.lora.modules_to_save="
+        "word_embeddings,output_layer, which are trained in place; leave these out, or name a "
+        "Hugging Face folder in plugins.dpo.reference"
+    )
+    prepared(tmp_path, "lora", **changes, plugins__dpo__reference=model)
+
+
 def test_everything_is_said_at_once(tmp_path: Path) -> None:
     found = problems_of(
         tmp_path,
