@@ -71,8 +71,8 @@ class PairOptions(SampleOptions):
     """Options of every task that trains on pairs of answers."""
 
     handler: str = "sharegpt-pairwise"
-    """Data handler that reads the files: ``sharegpt-pairwise``, ``alpaca-pairwise``, or any
-    installed one that makes preferences."""
+    """Data handler that reads the files: ``sharegpt-pairwise``, ``alpaca-pairwise``,
+    ``preference``, or any installed one that makes preferences."""
     too_long: str = attrs.field(
         default="drop", validator=attrs.validators.in_(("drop", "truncate"))
     )

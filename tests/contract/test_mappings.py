@@ -114,6 +114,7 @@ READ: Final[dict[str, dict[str, set[str]]]] = {
         "text/handlers/belle.py": {"message", "messages[-1]"},
         "text/handlers/loading.py": {"values"},
         "text/handlers/messages.py": {"message", "messages[0]", "record"},
+        "text/handlers/preference.py": {"messages[0]", "record"},
         "text/handlers/process_reward.py": {"record"},
         "text/handlers/sharegpt_pairwise.py": {"answer"},
         "text/handlers/sharegpt_r1.py": {"last"},

@@ -74,6 +74,16 @@ SAMPLES: dict[str, tuple[dict[str, Any], Sample]] = {
          "rejected": {"role": "assistant", "content": "bad"}},
         Preference(prompt=(SYSTEM, user("U")), chosen=assistant("A"), rejected=assistant("bad")),
     ),
+    "preference": (
+        {"prompt": "U", "chosen": "good", "rejected": "bad"},
+        Preference(prompt=(user("U"),), chosen=assistant("good"), rejected=assistant("bad")),
+    ),
+    "preference of messages": (
+        {"chosen": [SYSTEM, user("U"), assistant("good")],
+         "rejected": [SYSTEM, user("U"), assistant("bad")], "tools": [{"name": "add"}]},
+        Preference(prompt=(SYSTEM, user("U")), chosen=assistant("good"),
+                   rejected=assistant("bad"), tools=[{"name": "add"}]),
+    ),
     "process-reward": (
         {"input": "Q s1 * s2 *", "value": ["+", "-"]},
         ProcessReward(text="Q s1 * s2 *", rewards=("+", "-")),
