@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any, Final, TypeAlias
 
 import attrs
@@ -78,17 +79,23 @@ class RewardTokens:
 
 
 def field_encoder(
-    kind: type[Sample], encoder: Encoder, rewards: RewardTokens | None = None
+    kind: type[Sample],
+    encoder: Encoder,
+    rewards: RewardTokens | None = None,
+    *,
+    drops_equal: bool = False,
 ) -> EncodeFields:
     """Return what encodes a batch of samples of one type.
 
     Args:
         rewards: For ProcessReward only, which needs them.
+        drops_equal: Of Preference: leave pairs with equal answers out, in place of a refusal.
     """
     if kind is Conversation:
         return lambda batch: [_trained(result) for result in encoder.label(batch)]
     if kind is Preference:
-        return lambda batch: [_preference(result) for result in label_pairs(batch, encoder)]
+        label = partial(label_pairs, encoder=encoder, drops_equal=drops_equal)
+        return lambda batch: [_preference(result) for result in label(batch)]
     if kind is ProcessReward:
         assert rewards is not None
         return lambda batch: [_process_reward(sample, encoder, rewards) for sample in batch]

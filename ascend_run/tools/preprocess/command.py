@@ -11,7 +11,7 @@ import click
 
 if TYPE_CHECKING:
     from ascend_run.tools.preprocess.report import PreprocessReport
-    from ascend_run.tools.preprocess.samples import SampleReport
+    from ascend_run.tools.preprocess.sample_report import SampleReport
 
 _FORMATS = ("auto", "jsonl", "records", "text", "python")
 
@@ -55,6 +55,11 @@ _FORMATS = ("auto", "jsonl", "records", "text", "python")
     "--special-tokens",
     type=click.Choice(("drop", "keep")),
     help="Drop (default) or keep samples whose text contains a special token.",
+)
+@click.option(
+    "--equal-answers",
+    type=click.Choice(("refuse", "drop")),
+    help="Refuse (default) files with pairs whose answers are the same tokens, or drop such pairs.",
 )
 @click.option("--train-on-inputs", is_flag=True, help="Train every token of conversations.")
 @click.option("--mask-history", is_flag=True, help="Train the assistant's last turn only.")
@@ -146,7 +151,7 @@ def command(as_json: bool, workers: int | None, **values: Any) -> None:
 
 
 _OF_SAMPLES = (
-    *("handler", "template", "date", "special_tokens"),
+    *("handler", "template", "date", "special_tokens", "equal_answers"),
     *("train_on_inputs", "mask_history", "placeholder_token", "reward_tokens"),
 )
 _OF_ALL = ("inputs", "output_prefix", "tokenizer", "map_keys", "workers", "overwrite", "report")
@@ -175,8 +180,9 @@ def _preprocess_samples(values: dict[str, Any]) -> SampleReport:
     used = (*_OF_SAMPLES, *_OF_ALL)
     _refuse(values, [name for name in values if name not in used], f"--handler {values['handler']}")
     given = {name: values[name] for name in used}
+    defaults = {"special_tokens": "drop", "equal_answers": "refuse"}
     return preprocess_samples(
-        SampleOptions(**given | {"special_tokens": values["special_tokens"] or "drop"})
+        SampleOptions(**given | {name: values[name] or value for name, value in defaults.items()})
     )
 
 

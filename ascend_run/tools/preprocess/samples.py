@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Final
@@ -20,15 +20,15 @@ from ascend_run.text.fields import FIELDS, EncodeFields, Fields, RewardTokens, f
 from ascend_run.text.file_collisions import NamedPath, file_collisions
 from ascend_run.text.handlers.loading import key_mapping, load_handler
 from ascend_run.text.indexed import IndexedWriter, dtype_for
-from ascend_run.text.omissions import Omissions, Omitted, left_out_reasons
+from ascend_run.text.omissions import Omissions, left_out_reasons
 from ascend_run.text.opening import ChatOptions, open_chat
 from ascend_run.text.reading import SampleReader
 from ascend_run.text.sample_files import SampleRecord, SamplesRead, encoding_facts, field_prefix
-from ascend_run.text.samples import Conversation, ProcessReward, Sample, Text
+from ascend_run.text.samples import Conversation, Preference, ProcessReward, Sample, Text
 from ascend_run.text.sources import find_sources
 
 from .lengths import Lengths
-from .page import DataPage
+from .sample_report import SampleReport
 from .staged_files import StagedFiles
 from .workers import in_processes, useful_processes
 
@@ -50,6 +50,8 @@ class SampleOptions:
     template: str | None = None
     date: str | None = None
     special_tokens: str = "drop"
+    equal_answers: str = "refuse"
+    """Of preferences: ``refuse`` the file, or ``drop`` the pair."""
     train_on_inputs: bool = False
     mask_history: bool = False
     placeholder_token: str | None = None
@@ -59,52 +61,6 @@ class SampleOptions:
     overwrite: bool = False
     report: Path | None = None
     """Page to write."""
-
-
-@attrs.frozen(kw_only=True)
-class SampleReport:
-    """Summary of what was read, left out and written."""
-
-    prefix: str
-    handler: str
-    files: int
-    read: int
-    samples: int
-    left_out: Mapping[str, Omitted]
-    """Reason -> samples."""
-    tokens: Mapping[str, int]
-    """Field -> its tokens."""
-    lengths: Mapping[str, Lengths]
-    """Field -> the lengths of its samples; each distribution once, so labels seldom."""
-    seconds: float
-
-    def lines(self) -> Iterator[str]:
-        """Yield the report as text."""
-        yield f"read {self.read:,} samples of {self.files:,} files in {self.seconds:.1f} s"
-        for sentence in left_out_reasons(self.left_out):
-            yield f"left out, {sentence}"
-        counts = ", ".join(f"{count:,} in {field}" for field, count in self.tokens.items())
-        yield f"wrote {self.samples:,} samples to {self.prefix}; tokens: {counts}"
-        for field, lengths in self.lengths.items():
-            yield f"length of {field}: {lengths.sentence()}"
-            yield from lengths.picture()
-
-    def page(self) -> DataPage:
-        """Return the report as a page."""
-        return DataPage(
-            name=self.prefix,
-            source=f"{self.files:,} files, handler {self.handler}",
-            counts={
-                "Read": self.read,
-                "Samples": self.samples,
-                **{f"Tokens, {field}": count for field, count in self.tokens.items()},
-            },
-            left_out=[
-                (reason, found.count, ", ".join(found.first))
-                for reason, found in self.left_out.items()
-            ],
-            lengths=self.lengths,
-        )
 
 
 def preprocess_samples(options: SampleOptions) -> SampleReport:
@@ -250,6 +206,11 @@ def _problems(
             "--train-on-inputs and --mask-history are for handlers of conversations, and "
             f"{options.handler!r} makes {sample.__name__} samples; leave them out"
         )
+    if options.equal_answers != "refuse" and sample is not Preference:
+        yield (
+            f"--equal-answers is for handlers of pairs, and {options.handler!r} makes "
+            f"{sample.__name__} samples; leave it out"
+        )
     if options.train_on_inputs and options.mask_history:
         yield "--train-on-inputs trains every token, and --mask-history the last turn; name one"
     prefixes = [field_prefix(options.output_prefix, field) for field in fields]
@@ -291,4 +252,5 @@ def _encoders(options: SampleOptions, kind: type[Sample]) -> tuple[Encoder, Enco
     rewards = None
     if options.placeholder_token is not None:
         rewards = RewardTokens.of(tokenizer, options.placeholder_token, options.reward_tokens)
-    return encoder, field_encoder(kind, encoder, rewards)
+    drops_equal = options.equal_answers == "drop"
+    return encoder, field_encoder(kind, encoder, rewards, drops_equal=drops_equal)

@@ -138,6 +138,24 @@ def test_of_a_pair_only_the_answers_are_trained(tmp_path: Path, handler: str) ->
         assert decoded(tmp_path, labels) == f"{answer}<|im_end|>"
 
 
+def test_equal_answers_are_treated_as_a_run_treats_them(tmp_path: Path) -> None:
+    pair = PAIRS["alpaca-pairwise"]
+    source = write_lines(tmp_path / "a.jsonl", [pair, {**pair, "rejected": pair["chosen"]}])
+    told = preprocess(tmp_path, source, "alpaca-pairwise").exception
+    assert isinstance(told, AscendRunError)
+    (problem,) = told.problems
+    assert problem.startswith(f"{source}:2: its chosen and rejected answers are the same tokens")
+    done = preprocess(tmp_path, source, "alpaca-pairwise", "--equal-answers=drop", "--json")
+    assert done.exit_code == 0, done.output
+    left_out = json.loads(done.output)["left_out"]
+    assert left_out == {"equal answers": {"count": 1, "first": [f"{source}:2"]}}
+    assert [len(field) for field in fields_of(tmp_path, "chosen_input_ids")] == [1]
+
+    chats = write_lines(tmp_path / "b.jsonl", [chat("one")])
+    told = preprocess(tmp_path, chats, "messages", "--equal-answers=drop", "--overwrite").exception
+    assert "--equal-answers is for handlers of pairs, and 'messages' makes Conv" in str(told)
+
+
 def test_a_rating_is_the_label_of_its_placeholder(tmp_path: Path) -> None:
     records = [
         {"input": "one two? three <s> four five <s>", "value": ["h", "a"]},
