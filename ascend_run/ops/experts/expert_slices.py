@@ -28,11 +28,27 @@ class StackedExperts(Protocol):
     compute: ExpertsKernel
 
 
+class WeightAdapter(Protocol):
+    """What is trained beside the frozen weights of a rank's experts."""
+
+    def adapted(self, weights: ExpertWeights, /) -> ExpertWeights:
+        """Return the weights with what is added to them; differentiable in what is trained."""
+
+
+def weights_of(experts: StackedExperts) -> ExpertWeights:
+    """Return the weights that the experts compute with: their own, with what an ``adapter`` in the
+    module adds to them."""
+    own = ExpertWeights(experts.fc1, experts.fc2, experts.fc1_bias, experts.fc2_bias)
+    adapter: WeightAdapter | None = getattr(experts, "adapter", None)
+    return own if adapter is None else adapter.adapted(own)
+
+
 def slices_of(experts: StackedExperts, sizes: Sequence[int]) -> list[ExpertWeights]:
     """Return the weights of neighbouring experts, so many at a time."""
     accumulates = getattr(experts.compute, "accumulate", False)
-    matrices = [_split(weight, sizes, accumulates) for weight in (experts.fc1, experts.fc2)]
-    biases = [_split(bias, sizes, False) for bias in (experts.fc1_bias, experts.fc2_bias)]
+    fc1, fc2, *own_biases = weights_of(experts)
+    matrices = [_split(weight, sizes, accumulates) for weight in (fc1, fc2)]
+    biases = [_split(bias, sizes, False) for bias in own_biases]
     return [ExpertWeights(*parts) for parts in zip(*matrices, *biases, strict=True)]
 
 

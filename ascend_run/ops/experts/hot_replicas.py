@@ -24,7 +24,7 @@ from ascend_run.ops.tensor_marks import mark
 from ascend_run.types.forward import Forward, ForwardLink
 from ascend_run.types.moe import ExpertWeights
 
-from .expert_slices import StackedExperts
+from .expert_slices import StackedExperts, weights_of
 
 _HOT: Final = "hot_experts"
 
@@ -154,8 +154,7 @@ def replica_link(experts: StackedExperts, group: dist.ProcessGroup) -> ForwardLi
             hot: tuple[int, ...] = getattr(counts, _HOT)
             if not hot:
                 return inner(rows_TH, counts, probs_T)
-            stacked = (experts.fc1, experts.fc2, experts.fc1_bias, experts.fc2_bias)
-            weights = [weight for weight in stacked if weight is not None]
+            weights = [weight for weight in weights_of(experts) if weight is not None]
             accumulate = getattr(experts.compute, "accumulate", False)
             replication = Replication(group, hot, weights, accumulate=accumulate)
             own_counts, counts_N = counts.split([len(experts.fc1), len(hot)])

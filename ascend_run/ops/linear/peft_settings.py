@@ -17,7 +17,6 @@ _NEUTRAL: Final[Mapping[str, tuple[object, ...]]] = {
     "use_qalora": (False, None),
     "lora_bias": (False, None),
     "layer_replication": (None,),
-    "target_parameters": (None, []),
     "trainable_token_indices": (None,),
     "alora_invocation_tokens": (None,),
     # Other values change the base too.
@@ -26,6 +25,21 @@ _NEUTRAL: Final[Mapping[str, tuple[object, ...]]] = {
 
 MAGNITUDE: Final = "lora_magnitude_vector"
 """End of the name of DoRA's magnitudes, [out], with ``use_dora``."""
+
+
+EXPERT_PARAMETERS: Final = ("gate_up_proj", "down_proj")
+"""Stacked weights of the experts of one layer, in the order in which PEFT nests their wrappers."""
+
+
+def expert_parameters(config: Mapping[str, Any]) -> dict[str, str]:
+    """Map the modules in a layer whose adapters are those of experts to the adapted parameters.
+
+    Of several parameters of one module, PEFT wraps each around the one before.
+    """
+    targets = config.get("target_parameters") or ()
+    names = [n for n in EXPERT_PARAMETERS if any(t.rpartition(".")[2] == n for t in targets)]
+    ends = [".base_layer" * nested for nested in reversed(range(len(names)))]
+    return {f"mlp.experts{end}": name for end, name in zip(ends, names, strict=True)}
 
 
 def changed_settings(config: Mapping[str, Any]) -> dict[str, object]:

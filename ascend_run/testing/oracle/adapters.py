@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from ascend_run.types.config import RunConfig
 
 from .attention import SelfAttention
+from .experts import Experts, MoE
 from .latent import LatentAttention
 from .layers import MLP, Linear
 
@@ -110,8 +111,49 @@ class Adapter(nn.Module):
         return torch.cat(by_group, dim=-1).flatten(-2)
 
 
+class ExpertAdapter(nn.Module):
+    """The adapters of a layer's experts: for each expert, ``scale * B A x`` beside ``W x``.
+
+    ``lora_A`` is [X, R, in] and ``lora_B`` [X, out, R], with a gate's rows apart from those of up.
+
+    Args:
+        shapes: Name of an adapted weight -> [X, out, in].
+        gated: Whether the first one's rows are in two blocks.
+    """
+
+    def __init__(self, config: RunConfig, shapes: Mapping[str, torch.Size], *, gated: bool) -> None:
+        super().__init__()
+        options = config.plugins["lora"]
+        self.lora_A, self.lora_B = nn.ParameterDict(), nn.ParameterDict()
+        self.scales: dict[str, float] = {}
+        self.blocks: dict[str, list[str]] = {}
+        for name, (experts, rows, columns) in shapes.items():
+            rank, alpha = (
+                pattern.get(name, pattern.get("experts", default))
+                for pattern, default in (
+                    (options.rank_pattern, options.rank),
+                    (options.alpha_pattern, options.alpha),
+                )
+            )
+            self.scales[name] = alpha / (math.sqrt(rank) if options.rslora else rank)
+            halves = gated and name == "experts_fc1"
+            self.blocks[name] = [f"{name}_gate", f"{name}_up"] if halves else [name]
+            self.lora_A[name] = nn.Parameter(torch.empty(experts, rank, columns))
+            for block in self.blocks[name]:
+                empty = torch.empty(experts, rows // len(self.blocks[name]), rank)
+                self.lora_B[block] = nn.Parameter(empty)
+
+    def forward(self, name: str, expert: int, x_CK: Tensor) -> Tensor | float:
+        """Return what is added to the output of one expert's weight; 0 if it has no adapter."""
+        if name not in self.scales:
+            return 0.0
+        inner = x_CK @ self.lora_A[name][expert].t()
+        outputs = [inner @ self.lora_B[block][expert].t() for block in self.blocks[name]]
+        return self.scales[name] * torch.cat(outputs, dim=-1)
+
+
 def add_adapters(layers: nn.ModuleList, config: RunConfig) -> None:
-    """Add the adapters of a model's layers, if the run has any; experts have none."""
+    """Add the adapters of a model's layers, if the run has any."""
     if "lora" not in config.enable:
         return
     hidden = config.model.hidden_size
@@ -134,6 +176,18 @@ def add_adapters(layers: nn.ModuleList, config: RunConfig) -> None:
                 rows = {"linear_fc1_gate": total // 2, "linear_fc1_up": total // 2}
             _adapt(mlp.linear_fc1, "linear_fc1", config, rows)
             _adapt(mlp.linear_fc2, "linear_fc2", config, {"linear_fc2": hidden})
+        elif isinstance(mlp, MoE):
+            _adapt_experts(mlp.experts, config)
+
+
+def _adapt_experts(experts: Experts, config: RunConfig) -> None:
+    """Add the adapters of a layer's experts if they, or one of their weights, are targets."""
+    targets = {*config.plugins["lora"].target_modules}
+    weights = {"experts_fc1": experts.fc1, "experts_fc2": experts.fc2}
+    shapes = {n: w.shape for n, w in weights.items() if targets & {"experts", n}}
+    if shapes:
+        gated = experts.activation.is_gated
+        experts.adapter = ExpertAdapter(config, shapes, gated=gated)
 
 
 def _adapt(

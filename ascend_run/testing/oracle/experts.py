@@ -13,7 +13,7 @@ arXiv:2401.06066.
 from __future__ import annotations
 
 import math
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 import torch
 from torch import Tensor, nn
@@ -21,6 +21,9 @@ from torch import Tensor, nn
 from ascend_run.types.config import FieldSection
 
 from .layers import MLP, Activation, ffn_width, plus_bias
+
+if TYPE_CHECKING:
+    from .adapters import ExpertAdapter
 
 _TINY: Final = 1e-20
 """Keeps a sum of sigmoids from 0, as in DeepSeek-V3's published code."""
@@ -212,6 +215,7 @@ class Experts(nn.Module):
         has_bias = model.add_bias_linear if model.add_expert_bias is None else model.add_expert_bias
         self.fc1_bias = nn.Parameter(torch.empty(experts, rows)) if has_bias else None
         self.fc2_bias = nn.Parameter(torch.empty(experts, hidden)) if has_bias else None
+        self.adapter: ExpertAdapter | None = None
 
     def forward(self, x_CH: Tensor, count_X: Tensor, weight_C: Tensor) -> Tensor:
         """Compute the choices of all tokens, C = T * K, sorted by expert.
@@ -226,9 +230,14 @@ class Experts(nn.Module):
             zip(x_CH.split(counts), weight_C.split(counts), strict=True)
         ):
             inner = x @ self.fc1[expert].t()
+            if self.adapter is not None:
+                inner = inner + self.adapter("experts_fc1", expert, x)
             if self.fc1_bias is not None:
                 inner = inner + self.fc1_bias[expert]
-            out = self.activation(inner) @ self.fc2[expert].t()
+            active = self.activation(inner)
+            out = active @ self.fc2[expert].t()
+            if self.adapter is not None:
+                out = out + self.adapter("experts_fc2", expert, active)
             if self.fc2_bias is not None:
                 out = out + self.fc2_bias[expert]
             outputs.append(weight[:, None] * out)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -17,10 +18,17 @@ from ascend_run.testing.tensors import differences, full_tensors
 from ascend_run.types.layout import axis_settings, world_size
 
 RANK = 4
+TARGET_PARAMETERS = ("mlp.experts.gate_up_proj", "mlp.experts.down_proj")
+STACKED = ((".base_layer", 96, 32), ("", 32, 48))
+"""Where PEFT has the adapters of these, and the rows and columns of an expert's weight."""
 
 
-def write_adapter(folder: Path, moe: bool) -> str:
-    """Write random adapters for the conformance kit's models, in PEFT's format."""
+def write_adapter(folder: Path, moe: bool, experts: bool = False) -> str:
+    """Write random adapters for the conformance kit's models, in PEFT's format.
+
+    Args:
+        experts: Whether the four routed experts have some, too.
+    """
     hidden, feed, heads, groups, width = 32, 48, 8, 2, 4
     shapes = {
         "self_attn.q_proj": (heads * width, hidden),
@@ -42,10 +50,22 @@ def write_adapter(folder: Path, moe: bool) -> str:
             for part, shape in (("A", (RANK, columns)), ("B", (rows, RANK))):
                 drawn = torch.randn(shape, generator=generator) * 0.2
                 tensors[f"{name}.lora_{part}.weight"] = drawn
+        for module, rows, columns in STACKED if experts else ():
+            name = f"base_model.model.model.layers.{layer}.mlp.experts{module}"
+            for part, shape in (("A", (4 * RANK, columns)), ("B", (rows, RANK * 4))):
+                drawn = torch.randn(shape, generator=generator) * 0.2
+                tensors[f"{name}.lora_{part}.weight"] = drawn
     folder.mkdir(exist_ok=True)
     save_file(tensors, folder / "adapter_model.safetensors")
     (folder / "adapter_config.json").write_text(
-        f'{{"peft_type": "LORA", "r": {RANK}, "lora_alpha": 6}}'
+        json.dumps(
+            {
+                "peft_type": "LORA",
+                "r": RANK,
+                "lora_alpha": 6,
+                "target_parameters": [*TARGET_PARAMETERS] if experts else None,
+            }
+        )
     )
     return str(folder)
 
@@ -58,7 +78,10 @@ class Trials:
         self.adapters = {
             "dense": write_adapter(folder / "dense", moe=False),
             "moe": write_adapter(folder / "moe", moe=True),
+            "experts": write_adapter(folder / "experts", moe=True, experts=True),
         }
+        experts = {"plugins.lora.target_modules": ["all-linear", "experts"]}
+        self.models = {**MODELS, "experts": {**MODELS["moe"], **experts}}
         self.made: dict[str, list[RankOutcome]] = {}
 
     def __call__(
@@ -71,7 +94,7 @@ class Trials:
     ) -> list[RankOutcome]:
         ranks = world_size(layout)
         values = {
-            **MODELS[model],
+            **self.models[model],
             "plugins.lora.rank": RANK,
             "plugins.lora.alpha": 6.0,
             "plugins.lora.load": self.adapters[model],

@@ -127,6 +127,19 @@ def cut_adapters_off() -> Undo:
     return replace(Adapter, "forward", change)
 
 
+def cut_adapters_of_experts_off() -> Undo:
+    """Their products are added to the weights, and no gradient comes back through them."""
+    from ascend_run.plugins.fine_tuning.lora.expert_adapter import ExpertAdapter
+
+    def change(inner: Any) -> Any:
+        def factors(self: Any, part: str) -> Any:
+            return tuple(0.0 * factor + factor.detach() for factor in inner(self, part))
+
+        return factors
+
+    return replace(ExpertAdapter, "_factors", change)
+
+
 def mix_up_the_gradient_of_values() -> Undo:
     """Gradients of the values go to the wrong positions."""
     from ascend_run.core.model import attention

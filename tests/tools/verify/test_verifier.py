@@ -54,6 +54,15 @@ def with_feature(feature: str, *values: Any) -> Any:
             Outcome.BITWISE,
         ),
         with_feature("ulysses", Question(enable=("ulysses",), layout={"cp": 2}), None),
+        with_feature(
+            "lora",
+            Question(
+                enable=("lora",),
+                layout={"ep": 2},
+                config={"plugins.lora.target_modules": ["experts", "linear_q"]},
+            ),
+            None,
+        ),
     ],
     ids=lambda value: (
         ",".join(value.enable) + shown(value.layout) if hasattr(value, "enable") else ""
@@ -114,6 +123,17 @@ def test_what_is_right_is_found_right(
             Question(enable=("lora",), layout={}),
             Phase.BACKWARD,
             "decoder.layers.1",
+        ),
+        with_feature(
+            "lora",
+            faults.cut_adapters_of_experts_off,
+            Question(
+                enable=("lora",),
+                layout={"ep": 2},
+                config={"plugins.lora.target_modules": ["experts"]},
+            ),
+            Phase.BACKWARD,
+            "decoder.layers.1.mlp.experts",
         ),
         with_feature(
             "ulysses",

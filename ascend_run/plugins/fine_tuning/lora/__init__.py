@@ -12,6 +12,7 @@ from ascend_run.plugin_api import (
     ANY,
     Claim,
     ConfigError,
+    ForwardLink,
     FrozenMapping,
     LegacyFlag,
     LinkPlace,
@@ -60,7 +61,8 @@ class LoraOptions:
     target_modules: tuple[str, ...] = ("all-linear",)
     """Linears to adapt: ``linear_qkv``, ``linear_proj``, ``linear_fc1``, ``linear_fc2``, or one
     projection of a fused linear: ``linear_q``, ``linear_k``, ``linear_v``, ``linear_fc1_gate``,
-    ``linear_fc1_up``."""
+    ``linear_fc1_up``. Weights of routed experts, which ``all-linear`` leaves out: ``experts``, or
+    ``experts_fc1`` or ``experts_fc2`` alone."""
     modules_to_save: tuple[str, ...] = ()
     """Modules to train in full, and to save with the adapters: ``word_embeddings``,
     ``output_layer``, ``final_layernorm``, ``input_layernorm``, ``pre_mlp_layernorm``,
@@ -96,7 +98,11 @@ class Lora:
             "npu": Support.ARITHMETIC,
         },
         level=2,
-        forward_links={"linear": LinkPlace.AROUND, "embedding": LinkPlace.AROUND},
+        forward_links={
+            "linear": LinkPlace.AROUND,
+            "embedding": LinkPlace.AROUND,
+            "experts": LinkPlace.OWN,
+        },
         maturity=Maturity.BETA,
         legacy_flags=(
             LegacyFlag(flag="--lora-r", values={ANY: True}),
@@ -148,6 +154,25 @@ class Lora:
         return lambda linear: attach(linear, layer_index, name, parts, self.config, where)
 
     @hookimpl
+    def ascend_moe_layer(
+        self, config: RunConfig, device: c.Device, role: str, layer_index: int
+    ) -> c.ModuleWrapper | None:
+        from .targets import wanted_experts
+
+        parts = wanted_experts(self.config.target_modules) if role == ROLE else ()
+        if not parts or layer_index >= config.model.num_layers:
+            return None
+        from .expert_adapter import attach_to_experts
+
+        where = device.torch_device
+
+        def wrap(module: nn.Module) -> Mapping[str, ForwardLink]:
+            link = attach_to_experts(module.experts, layer_index, parts, self.config, where)
+            return {"experts": link}
+
+        return wrap
+
+    @hookimpl
     def ascend_embedding(self, role: str) -> c.ModuleWrapper | None:
         if role != ROLE:
             return None
@@ -161,8 +186,8 @@ class Lora:
             return None
 
         def wrap(model: nn.Module) -> nn.Module:
-            from .adapter import adapters, number_layers
             from .as_reference import copy_loaded
+            from .expert_adapter import every_adapter, number_layers
             from .freezing import freeze
             from .magnitudes import initialize
             from .peft_folder import load_adapters
@@ -171,7 +196,7 @@ class Lora:
 
             freeze(model, saved_modules(config, self.config))
             number_layers(model)
-            for adapter in adapters(model):
+            for adapter in every_adapter(model):
                 adapter.initialize(config.run.seed)
             if self.config.dora:
                 initialize(model)
@@ -196,14 +221,14 @@ class Lora:
                 "cannot be the reference, since these modules are trained in place; expected no "
                 "such modules, or a reference with weights of its own (plugins.dpo.reference=...)"
             )
-        from .adapter import adapters
         from .as_reference import as_loaded, switched_off
+        from .expert_adapter import every_adapter
 
         if self._record is not None and is_base:
             self._record.require_same_load()
         without = switched_off if self.config.load is None else as_loaded
         chunks = context.models[ROLE].chunks
-        return lambda: without([one for chunk in chunks for one in adapters(chunk)])
+        return lambda: without([one for chunk in chunks for one in every_adapter(chunk)])
 
     @hookimpl
     def ascend_checkpoint_filter(

@@ -288,12 +288,5 @@ def attach(
 
 
 def adapters(model: nn.Module) -> list[Adapter]:
-    """Return every adapter of a model chunk, in layer order."""
+    """Return every adapter of a linear of a model chunk, in layer order."""
     return [module for module in model.modules() if isinstance(module, Adapter)]
-
-
-def number_layers(model: nn.Module) -> None:
-    """Renumber the adapters by layer: empty layer slots do not count."""
-    numbers = getattr(model, "layer_numbers", ())
-    for adapter in adapters(model) if numbers else ():
-        adapter.layer = numbers[adapter.layer]

@@ -7,11 +7,11 @@ from contextlib import contextmanager
 
 from torch import nn
 
-from .adapter import Adapter, adapters
+from .expert_adapter import AnyAdapter, every_adapter
 
 
 @contextmanager
-def switched_off(modules: Sequence[Adapter]) -> Iterator[None]:
+def switched_off(modules: Sequence[AnyAdapter]) -> Iterator[None]:
     """Let linears compute what they did without these adapters."""
     for adapter in modules:
         adapter.is_on = False
@@ -24,12 +24,12 @@ def switched_off(modules: Sequence[Adapter]) -> Iterator[None]:
 
 def copy_loaded(model: nn.Module) -> None:
     """Remember the values of adapters that were loaded, before they are trained."""
-    for adapter in adapters(model):
+    for adapter in every_adapter(model):
         adapter.loaded = {n: p.detach().clone() for n, p in adapter.named_parameters()}
 
 
 @contextmanager
-def as_loaded(modules: Sequence[Adapter]) -> Iterator[None]:
+def as_loaded(modules: Sequence[AnyAdapter]) -> Iterator[None]:
     """Let linears compute with the adapters that the run began with; without gradients."""
     trained = [(p, p.data) for adapter in modules for p in adapter.parameters()]
     for adapter in modules:

@@ -17,6 +17,7 @@ from ascend_run.plugin_api import (
 )
 
 from .dora_cost import AdaptedLinear, norm_messages, unscaled
+from .expert_cost import adapted_experts, expert_messages, kept_sums, read_activations
 from .saved_modules import frozen_parts
 from .sizes import rank_of_part
 from .targets import LINEARS, model_linears, wanted_parts
@@ -78,17 +79,24 @@ def adapter_cost(
     scattered = layout.tp if config.parallel.sequence_parallel else 1
     saved = [SavedTensor(part="self_attention", name="adapters", nbytes=width * narrow)]
     never = {*_NEVER_READ} - ({"router.input"} if "router" in options.modules_to_save else set())
+    experts = adapted_experts(config, layout, rank, options)
+    if experts:
+        never -= read_activations(options)
+        saved.append(kept_sums(rank, experts))
+    added = [parameter for one in experts for parameter in one.parameters]
     return CostChange(
         frozen=frozen_parts((p.key for p in rank.parameters), config, options),
-        parameters=(*parameters, *(one.magnitudes for one in linears)),
+        parameters=(*parameters, *(one.magnitudes for one in linears), *added),
         saved=(SavedChange(tensors=(*unread, *sorted(never)), storage=Storage.NONE),),
         saved_added=(*saved, *([unscaled(rank, linears, scattered)] if linears else [])),
         saved_added_layers=layers,
         communication=(
             *_messages(config, layout, rank, options, parameters),
             *norm_messages(rank, linears, layout.tp),
+            *expert_messages(rank, layout, experts),
         ),
-        flops=rank.num_microbatches * sum(one.flops for one in linears),
+        flops=rank.num_microbatches
+        * (sum(one.flops for one in linears) + sum(one.flops for one in experts)),
     )
 
 

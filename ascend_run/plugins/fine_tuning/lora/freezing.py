@@ -11,7 +11,8 @@ from torch import Tensor, nn
 from ascend_run.plugin_api import ForwardLink, RunContext
 from ascend_run.types.forward import Forward
 
-from .adapter import ADDED_BY, adapters
+from .adapter import ADDED_BY
+from .expert_adapter import every_adapter
 from .magnitudes import initialize
 from .saved_modules import is_saved
 
@@ -57,7 +58,7 @@ def log_trained_parameters(context: RunContext, role: str) -> None:
     parameters = [p for chunk in context.models[role].chunks for p in chunk.parameters()]
     structlog.get_logger().info(
         "lora.adapters",
-        adapters=sum(len(adapters(chunk)) for chunk in context.models[role].chunks),
+        adapters=sum(len(every_adapter(chunk)) for chunk in context.models[role].chunks),
         trained=sum(p.numel() for p in parameters if p.requires_grad),
         frozen=sum(p.numel() for p in parameters if not p.requires_grad),
     )

@@ -20,6 +20,7 @@ from torch import Tensor, nn
 from ascend_run.types.forward import Forward
 
 from .adapter import Adapter
+from .expert_adapter import ExpertAdapter
 from .linear_rows import ParallelLinear
 
 
@@ -79,8 +80,15 @@ def initialize(model: nn.Module) -> None:
 
 @torch.no_grad()
 def merge(model: nn.Module) -> None:
-    """Set every adapted linear's weight to the one that its adapter makes of it, and zero B, so
-    that the output is unchanged."""
+    """Set every adapted weight to the one that its adapter makes of it, and zero B, so that the
+    output is unchanged."""
+    for experts in model.modules():
+        adapter = getattr(experts, "adapter", None)
+        if isinstance(adapter, ExpertAdapter):
+            for name, delta in adapter.deltas().items():
+                experts.get_parameter(name).add_(delta)
+            for matrix in adapter.lora_B.values():
+                matrix.zero_()
     for adapter, linear in adapted_linears(model):
         merged = linear.weight.double() + adapter.delta()
         if adapter.lora_magnitude is not None:

@@ -26,6 +26,7 @@ from ascend_run.ops.linear.peft_settings import MAGNITUDE, alpha_of, rank_of, sa
 from ascend_run.plugin_api import AscendRunError, CheckpointError, StorageError
 from ascend_run.text.file_collisions import NamedPath, refuse_collisions
 
+from .merged_experts import expert_update
 from .peft_config import PREFIX, TENSOR_FILE, StoredAdapter, neutral_problems, read_adapter
 from .saved_modules import TIED
 
@@ -107,6 +108,11 @@ def _write(
                 tensors = {name: stored.get_tensor(name) for name in stored.keys()}  # noqa: SIM118  (not a mapping)
                 metadata = stored.metadata()
             for name, weight in tensors.items():
+                if (update := expert_update(name, adapter.config)) and update.module in wanted:
+                    delta = update.of(adapter.config, matrices, weight)
+                    tensors[name] = with_update(weight, delta)
+                    done.add(update.module)
+                    continue
                 module = module_of_tensor(name)
                 if module not in wanted:
                     continue

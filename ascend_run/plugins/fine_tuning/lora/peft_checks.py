@@ -7,12 +7,17 @@ from collections import Counter
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Final
 
-from ascend_run.ops.linear.peft_settings import alpha_of, rank_of, saved_tensors
+from ascend_run.ops.linear.peft_settings import (
+    alpha_of,
+    expert_parameters,
+    rank_of,
+    saved_tensors,
+)
 
 from .peft_config import PREFIX, TENSOR_FILE, StoredAdapter, neutral_problems
 from .saved_modules import EMBEDDING, OUTPUT_LAYER, is_tied, module_of
 from .sizes import alpha_of_part, rank_of_part
-from .targets import PEFT_NAMES, peft_module
+from .targets import EXPERT_PARTS, PEFT_EXPERTS, PEFT_NAMES, peft_module
 
 if TYPE_CHECKING:
     from ascend_run.plugin_api import RunConfig
@@ -89,13 +94,16 @@ def _other_sizes(
 
 
 def _modules(found: StoredAdapter, config: RunConfig, parts: Sequence[str]) -> dict[str, list[str]]:
-    """Return part -> its modules that have a stored adapter; parts without one are left out."""
+    """Return part -> its modules that have a stored adapter, of experts their parameters; parts
+    without one are left out."""
     stored = {name[len(PREFIX) :].rpartition(".lora_")[0] for name in found.shapes}
     modules = {
         part: [
-            module
+            f"model.layers.{layer}.{PEFT_EXPERTS}.{EXPERT_PARTS[part]}"
+            if part in EXPERT_PARTS
+            else module
             for layer in range(config.model.num_layers)
-            if (module := peft_module(part, layer, config.model.family)) in stored
+            if (module := peft_module(part, layer, config.model.family, parts)) in stored
         ]
         for part in parts
     }
@@ -107,6 +115,9 @@ def _tensor_problems(
 ) -> Iterator[str]:
     names = PEFT_NAMES[config.model.family]
     part_of = {module: part for part, module in names.items()}
+    of_parameter = {name: part for part, name in EXPERT_PARTS.items()}
+    experts = expert_parameters(found.config)
+    part_of |= {module: of_parameter[name] for module, name in experts.items()}
     stored: set[str] = set()
     foreign: list[str] = []
     in_full = _saved(found, config)
@@ -124,7 +135,7 @@ def _tensor_problems(
             f"{', '.join(foreign[:3])}{more}"
         )
     if stored != set(parts):
-        its = ",".join(part for part in names if part in stored)
+        its = ",".join(part for part in (*names, *EXPERT_PARTS) if part in stored)
         yield (
             f"plugins.lora.load: the adapter in {found.folder} adapts other parts than this run; "
             f"set plugins.lora.target_modules={its or 'none'}"

@@ -14,7 +14,7 @@ from ascend_run.plugin_api import CheckpointError
 
 from .saved_modules import EMBEDDING, is_tied, peft_modules
 from .sizes import alpha_of_part, rank_of_part
-from .targets import peft_names
+from .targets import EXPERT_PARTS, peft_names
 
 if TYPE_CHECKING:
     from ascend_run.plugin_api import RunConfig
@@ -93,6 +93,7 @@ def peft_config(config: RunConfig, options: LoraOptions, parts: Sequence[str]) -
     names = dict(zip(parts, peft_names(parts, config), strict=True))
     ranks = {names[part]: rank_of_part(part, options) for part in parts}
     alphas = {names[part]: _whole(alpha_of_part(part, options)) for part in parts}
+    experts = [names[part] for part in parts if part in EXPERT_PARTS]
     return {
         "alpha_pattern": {n: a for n, a in sorted(alphas.items()) if a != options.alpha},
         "base_model_name_or_path": config.model.hf_path,
@@ -107,7 +108,8 @@ def peft_config(config: RunConfig, options: LoraOptions, parts: Sequence[str]) -
         "peft_type": "LORA",
         "r": options.rank,
         "rank_pattern": {n: r for n, r in sorted(ranks.items()) if r != options.rank},
-        "target_modules": sorted(names.values()),
+        "target_modules": sorted({*names.values()}.difference(experts)),
+        **({"target_parameters": sorted(experts)} if experts else {}),
         "task_type": "CAUSAL_LM",
         "use_dora": options.dora,
         "use_rslora": options.rslora,

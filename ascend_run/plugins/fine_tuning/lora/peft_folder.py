@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -17,7 +18,8 @@ from ascend_run.plugin_api import CheckpointError, RunConfig, RunContext, Storag
 
 from .peft_config import CONFIG_FILE, PREFIX, TENSOR_FILE, export_folder, peft_config
 from .saved_modules import EMBEDDING, TIED, is_tied
-from .stored_parts import stored_parts
+from .stored_experts import StoredExperts, stored_experts
+from .stored_parts import StoredPart, stored_parts
 from .targets import adapted
 
 if TYPE_CHECKING:
@@ -37,7 +39,8 @@ def load_adapters(
     try:
         with safe_open(path, framework="pt") as stored:
             names = {*stored.keys()}
-            for part in stored_parts(model, config, options):
+            parts = stored_parts(model, config, options), stored_experts(model, config, options)
+            for part in chain[StoredPart | StoredExperts](*parts):
                 if part.name not in names:
                     problems.append(f"{part.name} is missing")
                     continue
@@ -60,9 +63,15 @@ def export_adapters(context: RunContext, role: str, options: LoraOptions) -> Non
         StorageError: The file system raises an error.
     """
     config, groups = context.config, context.groups
+    # Ranks with different experts are ranks of data parallelism.
+    experts = {
+        part.name: part.gathered().cpu().clone()
+        for chunk in context.models[role].chunks
+        for part in stored_experts(chunk, config, options)
+    }
     if groups.dp_cp.rank() != 0:
         return
-    tensors: dict[str, Tensor] = {}
+    tensors = experts
     for chunk in context.models[role].chunks:
         for part in stored_parts(chunk, config, options):
             tensors[part.name] = part.gathered(groups.tp).cpu().clone()

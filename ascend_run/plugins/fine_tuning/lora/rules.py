@@ -15,12 +15,15 @@ from .saved_modules import PEFT_MODULES, module_problems, unnamed
 from .sizes import pattern_problems
 from .targets import (
     ALL,
+    EXPERT_PARTS,
+    EXPERTS,
     FEED_FORWARD,
     PEFT_NAMES,
     adapted,
     known_targets,
     model_linears,
     only_experts,
+    wanted_experts,
 )
 
 if TYPE_CHECKING:
@@ -32,6 +35,7 @@ if TYPE_CHECKING:
 def problems(config: RunConfig, options: LoraOptions) -> list[str]:
     """Return one sentence for each conflict."""
     found = [*_target_problems(config, options), *module_problems(config, options)]
+    found += _expert_problems(options)
     if not found:
         found += pattern_problems(config, options)
     if not found:
@@ -42,7 +46,13 @@ def problems(config: RunConfig, options: LoraOptions) -> list[str]:
 def _target_problems(config: RunConfig, options: LoraOptions) -> Iterator[str]:
     known = known_targets(config)
     for name in options.target_modules:
-        if name not in known:
+        if name not in known and name in (EXPERTS, *EXPERT_PARTS):
+            yield (
+                f"plugins.lora.target_modules names {name!r}, but no layer has experts "
+                f"(model.num_moe_experts={config.model.num_moe_experts}); expected some of "
+                f"{', '.join(known)}"
+            )
+        elif name not in known:
             yield (
                 f"plugins.lora.target_modules names {name!r}; expected some of {', '.join(known)}"
             )
@@ -50,11 +60,28 @@ def _target_problems(config: RunConfig, options: LoraOptions) -> Iterator[str]:
             yield (
                 f"plugins.lora.target_modules names {name!r}, but every layer has experts "
                 f"(model.num_moe_experts={config.model.num_moe_experts}, model.moe_layer_freq="
-                f"{_listed(config.model.moe_layer_freq)}), which stand in one tensor and "
-                f"take no adapter; name some of {_attention(config)}, or {ALL}"
+                f"{_listed(config.model.moe_layer_freq)}), which have stacked weights; name "
+                f"{EXPERTS}, some of {_attention(config)}, or {ALL}"
             )
     if not options.target_modules:
         yield f"plugins.lora.target_modules is empty; name {ALL}, or some of {', '.join(known)}"
+
+
+def _expert_problems(options: LoraOptions) -> Iterator[str]:
+    """Yield the options that adapters of experts do not have; nor do PEFT's."""
+    if not (parts := wanted_experts(options.target_modules)):
+        return
+    named = f"adapters of {' and '.join(parts)} (plugins.lora.target_modules)"
+    if options.dropout:
+        yield (
+            f"plugins.lora.dropout={options.dropout}: {named} are added to the weights, which have "
+            "no dropout of their own; set it to 0, or leave the experts out"
+        )
+    if options.dora:
+        yield (
+            f"plugins.lora.dora=true: {named} have no magnitudes; set it to false, or leave the "
+            "experts out"
+        )
 
 
 def _attention(config: RunConfig) -> str:

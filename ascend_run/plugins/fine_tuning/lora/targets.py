@@ -30,6 +30,16 @@ LINEARS: Final[Mapping[str, tuple[str, ...]]] = {
 """Linear in a layer -> its parts, in Megatron's order. An fc1 without a gate is one part; no model
 has both ``linear_qkv`` and the projections of latents."""
 
+EXPERTS: Final = "experts"
+EXPERT_PARTS: Final[Mapping[str, str]] = {
+    "experts_fc1": "gate_up_proj",
+    "experts_fc2": "down_proj",
+}
+"""Stacked weight of the routed experts -> PEFT's target parameter of ``PEFT_EXPERTS``. They are
+adapted if named, as PEFT's ``target_parameters``."""
+PEFT_EXPERTS: Final = "mlp.experts"
+"""Module of a layer of Hugging Face's model that has the experts, in every family below."""
+
 FEED_FORWARD: Final = ("linear_fc1", "linear_fc1_gate", "linear_fc1_up", "linear_fc2")
 
 _AFTER_HEADS: Final[Mapping[str, str]] = {
@@ -92,43 +102,62 @@ def wanted_parts(targets: Sequence[str], name: str, config: RunConfig) -> tuple[
     )
 
 
+def wanted_experts(targets: Sequence[str]) -> tuple[str, ...]:
+    """Return the weights of experts that ``target_modules`` names."""
+    return tuple(part for part in EXPERT_PARTS if EXPERTS in targets or part in targets)
+
+
 def known_targets(config: RunConfig) -> list[str]:
     """Return every name that ``target_modules`` accepts."""
     names = [ALL]
     for linear in model_linears(config):
         names += [linear.rpartition(".")[2], *linear_parts(linear, config)]
+    if moe_layers(config.model):
+        names += [EXPERTS, *EXPERT_PARTS]
     return list(dict.fromkeys(names))
 
 
-def peft_module(part: str, layer_index: int, family: str) -> str:
-    """Return the name of the module that PEFT adapts in Hugging Face's model."""
-    return f"model.layers.{layer_index}.{PEFT_NAMES[family][part]}"
+def peft_module(part: str, layer_index: int, family: str, parts: Sequence[str] = ()) -> str:
+    """Return the name of the module that PEFT adapts in Hugging Face's model.
+
+    Args:
+        parts: Every adapted part. PEFT nests its wrappers of several parameters of one module.
+    """
+    names = {**PEFT_NAMES[family], **dict.fromkeys(EXPERT_PARTS, PEFT_EXPERTS)}
+    is_nested = part == "experts_fc1" and "experts_fc2" in parts
+    return f"model.layers.{layer_index}.{names[part]}{'.base_layer' if is_nested else ''}"
 
 
 def peft_names(parts: Sequence[str], config: RunConfig) -> list[str]:
-    """Return the ends of names by which PEFT's settings select the modules of parts.
+    """Return the ends of names by which PEFT's settings select the modules of parts, and the
+    parameters of those of experts.
 
     Shared experts have linears with the last names of those of a dense MLP.
     """
-    names = [PEFT_NAMES[config.model.family][part] for part in parts]
+    experts = {part: f"{PEFT_EXPERTS}.{name}" for part, name in EXPERT_PARTS.items()}
     shared = config.model.moe_shared_expert_intermediate_size
     return [
-        name if shared and name.startswith("mlp.") else name.rpartition(".")[2] for name in names
+        name if part in experts or (shared and name.startswith("mlp.")) else name.rpartition(".")[2]
+        for part in parts
+        for name in [experts.get(part) or PEFT_NAMES[config.model.family][part]]
     ]
 
 
 def adapted(targets: Sequence[str], config: RunConfig) -> list[str]:
     """Return the adapted parts that exist in at least one layer of the model."""
-    return [
+    parts = [
         part
         for linear in model_linears(config)
         if not (linear.startswith("mlp.") and only_experts(config))
         for part in wanted_parts(targets, linear, config)
     ]
+    return [*parts, *(wanted_experts(targets) if moe_layers(config.model) else ())]
 
 
 def linear_of(part: str) -> str:
     """Return the linear that a part belongs to, without its block."""
+    if part in EXPERT_PARTS:
+        return EXPERTS
     found = (name for name, parts in LINEARS.items() if part in parts)
     return next(found, part).rpartition(".")[2]
 

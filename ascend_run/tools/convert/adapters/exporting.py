@@ -23,6 +23,7 @@ from ascend_run.tools.convert.opening import SourceOptions, open_run
 from ascend_run.tools.convert.safetensors_shards import SafetensorsShards
 from ascend_run.tools.convert.write_queue import write_queue
 
+from .expert_adapters import PeftExperts, peft_experts
 from .peft import CONFIG, TENSORS
 from .peft_tensors import PeftModule, peft_modules, peft_tensors
 from .run_adapters import adapter_record, alpha_of_part, has_adapters
@@ -55,7 +56,11 @@ def open_run_adapters(path: Path, options: SourceOptions) -> RunAdapters:
         raise CheckpointError(f"{path} has no adapters; only a run with lora has any to write")
     record = adapter_record(run.values, run.source)
     modules = peft_modules(run.source)
+    experts = peft_experts(run.source)
     headers, readers = peft_tensors(run.source, modules)
+    for one in experts:
+        for name, header, reader in one.tensors(run.source):
+            headers[name], readers[name] = header, reader
     saved: list[str] = []
     for name, header, reader in peft_readers(run.source, record.get("modules_to_save", ())):
         headers[name], readers[name] = header, reader
@@ -63,7 +68,7 @@ def open_run_adapters(path: Path, options: SourceOptions) -> RunAdapters:
     given = {key: one.value for key, one in read_raw(run.config).values.items()}
     base = options.base or given.get("model.hf_path")
     settings = {
-        **_settings(run.source, modules, record),
+        **_settings(run.source, modules, experts, record),
         **modules_to_save(run.source, saved),
         "base_model_name_or_path": None if base is None else str(base),
         "lora_dropout": given.get("plugins.lora.dropout", 0.0),
@@ -105,26 +110,37 @@ def read_back(adapters: RunAdapters, folder: Path, stack: ExitStack) -> ModelSou
 
 
 def _settings(
-    source: ModelSource, modules: Sequence[PeftModule], record: Mapping[str, Any]
+    source: ModelSource,
+    modules: Sequence[PeftModule],
+    experts: Sequence[PeftExperts],
+    record: Mapping[str, Any],
 ) -> dict[str, object]:
     """Return what a plain LoRA of these modules has in ``adapter_config.json``."""
-    rank: int = record.get("rank", modules[0].rank)
+    first: PeftModule | PeftExperts = modules[0] if modules else experts[0]
+    rank: int = record.get("rank", first.rank)
     alpha: float = record["alpha"]
     alphas = {
         one.module: alpha_of_part(record, one.linear.rpartition(".")[2], one.part)
         for one in modules
     }
+    ranks = pattern_of({one.module: one.rank for one in modules}, rank)
+    ranks |= {one.target: one.rank for one in experts if one.rank != rank}
+    of_experts = {
+        one.target: alpha_of_part(record, "experts", one.matrices.part) for one in experts
+    }
+    alphas = pattern_of(alphas, alpha) | {n: a for n, a in of_experts.items() if a != alpha}
     return {
-        "rank_pattern": pattern_of({one.module: one.rank for one in modules}, rank),
-        "alpha_pattern": {key: _whole(value) for key, value in pattern_of(alphas, alpha).items()},
+        "rank_pattern": dict(sorted(ranks.items())),
+        "alpha_pattern": {key: _whole(value) for key, value in sorted(alphas.items())},
         "bias": "none",
-        "fan_in_fan_out": modules[0].transposed,
+        "fan_in_fan_out": any(one.transposed for one in modules),
         "inference_mode": True,
         "init_lora_weights": True,
         "lora_alpha": _whole(alpha),
         "peft_type": "LORA",
         "r": rank,
         "target_modules": _targets(source, {one.module for one in modules}),
+        **({"target_parameters": sorted(of_experts)} if experts else {}),
         "task_type": "CAUSAL_LM",
         "use_dora": record.get("dora", False),
         "use_rslora": record["rslora"],

@@ -38,6 +38,7 @@ from ascend_run.plugin_api.error_text import show
 from ascend_run.plugin_api.errors import CheckpointError
 from ascend_run.tools.convert.formats.model_source import ModelSource
 
+from .expert_adapters import updates_of_peft
 from .merging import Update, merged
 from .saved_modules import with_saved_tensors
 
@@ -61,8 +62,9 @@ def with_peft_adapter(source: ModelSource, folder: Path, stack: ExitStack) -> Mo
     if problems := [*pattern_problems(adapter.config)]:
         raise CheckpointError(headline, problems)
     problems = [*adapter.problems()]
-    updates: dict[str, Update] = {}
-    found: set[str] = set()
+    updates, found = updates_of_peft(
+        source, adapter.config, adapter.shapes, adapter.matrix, problems
+    )
     for name, parameter in parameter_sources(source.family, source.config).items():
         if not adapter.modules.intersection(map(_module, parameter.hf_names)):
             continue

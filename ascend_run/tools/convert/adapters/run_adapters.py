@@ -24,6 +24,7 @@ from ascend_run.registry.discovery import discover
 from ascend_run.tools.convert.formats.model_source import ModelSource
 from ascend_run.types.config import FieldSection, RunConfig
 
+from .expert_adapters import adapted_experts, is_of_experts, updates_of_run
 from .merging import Update, merged
 from .quantised_base import with_run_values
 
@@ -37,25 +38,31 @@ _PARTS: Final[Mapping[str, tuple[str, ...]]] = {
 
 
 def has_adapters(headers: Mapping[str, Tensor]) -> bool:
-    return any(_NAME.fullmatch(name) for name in headers)
+    return any(map(_is_adapter, headers))
 
 
 def without_adapters(source: ModelSource) -> ModelSource:
     """Return the parameters that are no adapters."""
-    kept = {name: t for name, t in source.headers.items() if _NAME.fullmatch(name) is None}
+    kept = {name: t for name, t in source.headers.items() if not _is_adapter(name)}
     return attrs.evolve(source, headers=kept)
+
+
+def _is_adapter(name: str) -> bool:
+    return _NAME.fullmatch(name) is not None or is_of_experts(name)
 
 
 def lacks_base(headers: Mapping[str, Tensor]) -> bool:
     """Return whether a checkpoint leaves out what is frozen: the weights beside the adapters."""
-    return any(f"{linear}.weight" not in headers for linear in adapted_parts(headers))
+    weights = [f"{linear}.weight" for linear in adapted_parts(headers)]
+    weights += [one.weight for one in adapted_experts(headers)]
+    return any(weight not in headers for weight in weights)
 
 
 def adapted_parts(headers: Mapping[str, Tensor]) -> dict[str, list[str]]:
     """Return the adapted linears and their parts, in the order of the blocks of ``lora_A``."""
     linears: dict[str, list[str]] = {}
     for name in headers:
-        if match := _NAME.fullmatch(name):
+        if (match := _NAME.fullmatch(name)) and not is_of_experts(name):
             linears.setdefault(match[1], []).extend([match[2]] if match[2] else [])
     for linear, named in linears.items():
         parts = [*dict.fromkeys(named)]
@@ -94,7 +101,8 @@ def with_run_adapters(
         CheckpointError: An adapter does not fit the base. Lists all problems.
     """
     record = adapter_record(values, adapters)
-    problems, updates = [], {}
+    problems: list[str] = []
+    updates = updates_of_run(base, adapters, record, problems)
     for linear, order in adapted_parts(adapters.headers).items():
         weight = f"{linear}.weight"
         if weight not in base.headers:

@@ -73,8 +73,11 @@ def hf_names(gradients: dict[str, Tensor]) -> dict[str, Tensor]:
             continue
         _, _, layer, module, linear, _, *rest = name.split(".")
         owner = {"self_attention": "self_attn", "mlp": "mlp"}[module]
-        own = parts[f"{module}.{linear}"]
         at = f"base_model.model.model.layers.{layer}.{owner}"
+        if linear == "experts":
+            named |= _of_experts(name, f"{at}.experts", gradients)
+            continue
+        own = parts[f"{module}.{linear}"]
         if rest == ["lora_A"]:
             of_b = {part: gradients.get(name.replace("lora_A", f"lora_B.{part}")) for part in own}
             ranks = {part: b.shape[1] for part, b in of_b.items() if b is not None}
@@ -85,6 +88,21 @@ def hf_names(gradients: dict[str, Tensor]) -> dict[str, Tensor]:
         else:
             named[f"{at}.{own[rest[1]]}.lora_B.weight"] = gradient
     return named
+
+
+def _of_experts(name: str, at: str, gradients: dict[str, Tensor]) -> dict[str, Tensor]:
+    """Rename and stack what belongs to one matrix of PEFT: A is [E R, in], B [out, R E]."""
+    start, _, end = name.rpartition("adapter.")
+    has_both = f"{start}adapter.lora_A.experts_fc2" in gradients
+    inner = ".base_layer" if has_both and "experts_fc1" in end else ""
+    if end.startswith("lora_A"):
+        return {f"{at}{inner}.lora_A.weight": gradients[name].flatten(0, 1)}
+    if end.endswith("_up"):
+        return {}
+    b = gradients[name]
+    if end.endswith("_gate"):
+        b = torch.cat([b, gradients[name.replace("_gate", "_up")]], dim=1)
+    return {f"{at}{inner}.lora_B.weight": b.permute(1, 2, 0).flatten(1)}
 
 
 def _in_full(name: str) -> str:

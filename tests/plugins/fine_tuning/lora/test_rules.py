@@ -98,11 +98,50 @@ def test_targets_are_linears_of_the_models_attention() -> None:
     assert "expected some of all-linear, linear_q_proj, linear_kv_down_proj," in found
 
 
-def test_experts_take_no_adapter() -> None:
+def test_routed_experts_are_not_the_linears_of_an_mlp() -> None:
     found = problems({"target_modules": ("linear_fc1", "linear_qkv")}, num_moe_experts=4)
     assert len(found) == 1
     assert "every layer has experts (model.num_moe_experts=4, model.moe_layer_freq=1)" in found[0]
-    assert "name some of linear_qkv, linear_proj, or all-linear" in found[0]
+    assert "name experts, some of linear_qkv, linear_proj, or all-linear" in found[0]
+
+
+def test_what_adapters_of_experts_lack_is_refused() -> None:
+    mixtral = {"family": "mixtral", "num_moe_experts": 4}
+    for targets in (("experts",), ("experts_fc1", "linear_q"), ("all-linear", "experts_fc2")):
+        assert problems({"target_modules": targets}, **mixtral) == []
+        assert (
+            problems({"target_modules": targets, "rank_pattern": {targets[-1]: 2}}, **mixtral) == []
+        )
+    (found,) = problems({"target_modules": ("experts_fc2",)})
+    assert "names 'experts_fc2', but no layer has experts (model.num_moe_experts=None)" in found
+    (found,) = problems({"target_modules": ("experts",), "dropout": 0.1}, **mixtral)
+    assert "plugins.lora.dropout=0.1: adapters of experts_fc1 and experts_fc2" in found
+    assert "set it to 0, or leave the experts out" in found
+    (found,) = problems({"target_modules": ("experts_fc1",), "dora": True}, **mixtral)
+    assert "plugins.lora.dora=true: adapters of experts_fc1" in found
+    (found,) = problems({"rank_pattern": {"experts": 2}}, **mixtral)
+    assert "rank_pattern names 'experts', which has no adapter" in found
+
+
+def test_a_stored_adapter_of_experts_is_matched_by_its_parameters(tmp_path: Path) -> None:
+    mixtral = {"family": "mixtral", "num_moe_experts": 4}
+    parameters = ["mlp.experts.gate_up_proj", "mlp.experts.down_proj"]
+    both = write_header(
+        tmp_path / "both",
+        ("self_attn.q_proj", "mlp.experts", "mlp.experts.base_layer"),
+        target_parameters=parameters,
+        rank_pattern={"mlp.experts.down_proj": 2},
+    )
+    ours = {"target_modules": ("linear_q", "experts"), "rank_pattern": {"experts_fc2": 2}}
+    assert problems({**ours, "load": both}, **mixtral) == []
+    (found,) = problems({"target_modules": ("linear_q", "experts"), "load": both}, **mixtral)
+    assert "set plugins.lora.rank=8 and plugins.lora.rank_pattern={experts_fc2 = 2}" in found
+    one = write_header(tmp_path / "one", ("mlp.experts",), target_parameters=parameters[1:])
+    assert problems({"target_modules": ("experts_fc2",), "load": one}, **mixtral) == []
+    (found,) = problems({"target_modules": ("experts_fc1",), "load": one}, **mixtral)
+    assert "set plugins.lora.target_modules=experts_fc2" in found
+    (found,) = problems({"target_modules": ("linear_q",), "load": both}, **mixtral)
+    assert "set plugins.lora.target_modules=linear_q,experts_fc1,experts_fc2" in found
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,99 @@
+"""Adapters of routed experts, against PEFT's ``target_parameters`` on transformers' Mixtral."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, Final
+
+import pytest
+from torch import Tensor
+from torch.nn import functional as F
+
+from ascend_run.testing.pool import GlooPool
+from tests.support.loaded_model import largest_difference
+
+from .lora_jobs import base_values, hf_names, run_once
+from .peft_models import peft_model, trained, write_mixtral, write_peft
+from .test_against_peft import TOLERANCE, batch
+
+__all__ = ["batch"]
+
+ATTENTION: Final = ("q_proj", "o_proj")
+OURS: Final = ("linear_q", "linear_proj")
+BOTH: Final = ("mlp.experts.gate_up_proj", "mlp.experts.down_proj")
+CASES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
+    "both": (
+        {"targets": ATTENTION, "target_parameters": BOTH},
+        {"target_modules": [*OURS, "experts"]},
+    ),
+    "fc1": (
+        {"targets": (), "target_parameters": BOTH[:1], "use_rslora": True},
+        {"target_modules": ["experts_fc1"], "rslora": True},
+    ),
+    "fc2": (
+        {"targets": ATTENTION, "target_parameters": BOTH[1:]},
+        {"target_modules": [*OURS, "experts_fc2"]},
+    ),
+    "own ranks": (
+        {
+            "targets": ATTENTION,
+            "target_parameters": BOTH,
+            "rank_pattern": {BOTH[0]: 2, "q_proj": 3},
+            "alpha_pattern": {BOTH[1]: 5},
+        },
+        {
+            "target_modules": [*OURS, "experts"],
+            "rank_pattern": {"experts_fc1": 2, "linear_q": 3},
+            "alpha_pattern": {"experts_fc2": 5.0},
+        },
+    ),
+}
+
+
+def mixtral_values(base: str, adapter: str | None, options: dict[str, Any]) -> dict[str, Any]:
+    return {
+        **base_values(base, adapter, model__family="mixtral"),
+        "model.moe_aux_loss_coeff": 0.0,
+        **{f"plugins.lora.{name}": value for name, value in options.items()},
+    }
+
+
+@pytest.mark.filterwarnings("ignore:The following .*_pattern keys:RuntimeWarning")
+@pytest.mark.exhaustive(by=lambda case, kernel: [case == "both" and not kernel])
+@pytest.mark.parametrize(
+    ("case", "kernel"),
+    [("both", ()), ("both", ("gmm",)), ("fc1", ()), ("fc2", ("gmm",)), ("own ranks", ())],
+    ids=str,
+)
+def test_logits_and_every_gradient_are_those_of_peft(
+    gloo_pool: GlooPool,
+    batch: tuple[Tensor, Tensor],
+    tmp_path: Path,
+    case: str,
+    kernel: Sequence[str],
+) -> None:
+    theirs, ours = CASES[case]
+    base = write_mixtral(tmp_path / "base")
+    model = peft_model(base, **theirs)
+    adapter = write_peft(model, tmp_path / "adapter")
+    tokens, labels = batch
+    logits = model(input_ids=tokens).logits
+    loss = F.cross_entropy(logits.flatten(0, 1), labels.flatten(), reduction="sum")
+    loss.backward()
+    values = mixtral_values(base, adapter, ours)
+    (outcome,) = gloo_pool.run(run_once, 1, values, tokens, labels, ("lora", *kernel))
+
+    assert largest_difference(outcome.logits_BSV, logits.detach()) < TOLERANCE
+    assert largest_difference(outcome.loss, loss.detach()) < TOLERANCE
+    expected = {name: p.grad for name, p in trained(model).items()}
+    gradients = hf_names(outcome.gradients)
+    assert gradients.keys() == expected.keys()
+    for name, gradient in gradients.items():
+        assert largest_difference(gradient, expected[name]) < TOLERANCE, name
+    assert sorted(outcome.trained) == sorted(outcome.gradients), "nothing else is trained"
+    with model.disable_adapter():
+        plain = model(input_ids=tokens).logits.detach()
+    assert largest_difference(plain, logits.detach()) > 0.01, "the adapters count"
+    assert outcome.merged_logits_BSV is not None
+    assert largest_difference(outcome.merged_logits_BSV, logits.detach()) < TOLERANCE
