@@ -44,7 +44,7 @@ def recompute_cost(
     sizes = {tensor.key: tensor.nbytes for tensor in rank.saved[layers[0]]}
     dropping = tuple(layer for layer in layers if layer not in keeping)
     computed = [f"{part}.{name}" for part in parts for name in _COMPUTED]
-    computed += ["experts.weighted", "experts.replicas"]
+    computed += ["experts.weighted", "experts.replicas", "experts.adapted"]
     saved = [
         SavedChange(tensors=tuple(computed), layers=tuple(layers), storage=Storage.NONE),
         SavedChange(tensors=("experts.input",), layers=dropping, storage=Storage.NONE),

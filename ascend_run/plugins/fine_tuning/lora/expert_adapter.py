@@ -39,6 +39,20 @@ FIELDS = {"experts_fc1": "fc1", "experts_fc2": "fc2"}
 """Part -> the stacked weight that it adapts."""
 
 
+class Matrices(nn.Module):
+    """Named parameters, which a forward reads by calling it: what gathers the parameters of modules
+    before their forwards (``ddp.overlap_param_gather``) then gathers these."""
+
+    def __setitem__(self, name: str, values: Tensor) -> None:
+        self.register_parameter(name, nn.Parameter(values))
+
+    def __getitem__(self, name: str) -> nn.Parameter:
+        return self.get_parameter(name)
+
+    def forward(self, name: str) -> Tensor:
+        return self.get_parameter(name)
+
+
 class ExpertAdapter(nn.Module):
     """Compute ``W + scale * B A`` for stacked weights: [X, 2F, H] and [X, H, F].
 
@@ -71,7 +85,7 @@ class ExpertAdapter(nn.Module):
             for part in parts
         }
         """Part -> its keys in ``lora_B``, in the order of the weight's rows."""
-        self.lora_A, self.lora_B = nn.ParameterDict(), nn.ParameterDict()
+        self.lora_A, self.lora_B = Matrices(), Matrices()
         for part, blocks in self.blocks.items():
             weight, rank = getattr(experts, FIELDS[part]), rank_of_part(part, options)
             count, rows, columns = weight.shape
@@ -94,7 +108,7 @@ class ExpertAdapter(nn.Module):
         layout.
         """
         group = self.groups.expt_tp
-        for part, stacked in self.lora_A.items():
+        for part, stacked in self.lora_A.named_parameters():
             is_split = split_dim(f"lora_A.{part}") is not None
             width = stacked.shape[2] * (group.size() if is_split else 1)
             first = self.groups.ep.rank() * len(stacked)
@@ -131,10 +145,10 @@ class ExpertAdapter(nn.Module):
     def _factors(self, part: str) -> tuple[Tensor, Tensor]:
         """Return B [X, out, R] and A [X, R, in] of a part."""
         blocks = [
-            self._shared(f"lora_B.{block}", self.lora_B[block]) for block in self.blocks[part]
+            self._shared(f"lora_B.{block}", self.lora_B(block)) for block in self.blocks[part]
         ]
         b = blocks[0] if len(blocks) == 1 else torch.cat(blocks, dim=1)
-        return b, self._shared(f"lora_A.{part}", self.lora_A[part])
+        return b, self._shared(f"lora_A.{part}", self.lora_A(part))
 
     def _shared(self, name: str, parameter: Tensor) -> Tensor:
         """Return a parameter; backward sums the gradient of one that every rank of an expert has,

@@ -87,7 +87,7 @@ def merge(model: nn.Module) -> None:
         if isinstance(adapter, ExpertAdapter):
             for name, delta in adapter.deltas().items():
                 experts.get_parameter(name).add_(delta)
-            for matrix in adapter.lora_B.values():
+            for matrix in adapter.lora_B.parameters():
                 matrix.zero_()
     for adapter, linear in adapted_linears(model):
         merged = linear.weight.double() + adapter.delta()

@@ -52,6 +52,28 @@ def run_once(
         return Outcome(logits, loss.detach(), gradients, trained, merged)
 
 
+def reference_logits(values: Values, tokens: Tensor) -> list[Tensor]:
+    """Return the logits of a model from an adapter: changed since, without adapters, as loaded."""
+    from ascend_run.core.hugging_face.models import load_model
+    from ascend_run.core.model.build import build_model
+    from ascend_run.plugins.fine_tuning.lora.as_reference import as_loaded, switched_off
+    from ascend_run.plugins.fine_tuning.lora.expert_adapter import every_adapter
+
+    with standing_rank(values, ("lora",)) as (hooks, context), torch.no_grad():
+        config = context.config
+        bundle = build_model(config, hooks, context.groups, context.device, dtype=torch.float32)
+        load_model(config.model.hf_path, hooks.require("ascend_model_family"), config, bundle)
+        (model,) = bundle.chunks
+        adapters = every_adapter(model)
+        for parameter in (p for adapter in adapters for p in adapter.parameters()):
+            parameter.mul_(1.5)
+        changed = model(tokens)
+        with switched_off(adapters):
+            off = model(tokens)
+        with as_loaded(adapters):
+            return [changed, off, model(tokens)]
+
+
 def hf_names(gradients: dict[str, Tensor]) -> dict[str, Tensor]:
     """Rename ours to PEFT's names, written out by hand."""
     parts = {

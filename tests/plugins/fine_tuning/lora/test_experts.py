@@ -13,8 +13,8 @@ from torch.nn import functional as F
 from ascend_run.testing.pool import GlooPool
 from tests.support.loaded_model import largest_difference
 
-from .lora_jobs import base_values, hf_names, run_once
-from .peft_models import peft_model, trained, write_mixtral, write_peft
+from .lora_jobs import base_values, hf_names, reference_logits, run_once
+from .peft_models import peft_model, trained, write_latent, write_mixtral, write_peft
 from .test_against_peft import TOLERANCE, batch
 
 __all__ = ["batch"]
@@ -57,6 +57,45 @@ def mixtral_values(base: str, adapter: str | None, options: dict[str, Any]) -> d
         "model.moe_aux_loss_coeff": 0.0,
         **{f"plugins.lora.{name}": value for name, value in options.items()},
     }
+
+
+def test_a_reference_is_the_base_or_has_what_was_loaded(
+    gloo_pool: GlooPool, batch: tuple[Tensor, Tensor], tmp_path: Path
+) -> None:
+    base = write_mixtral(tmp_path / "base")
+    model = peft_model(base, targets=(), target_parameters=BOTH)
+    adapter = write_peft(model, tmp_path / "adapter")
+    values = mixtral_values(base, adapter, {"target_modules": ["experts"]})
+    ((changed, off, loaded),) = gloo_pool.run(reference_logits, 1, values, batch[0])
+    expected = model(input_ids=batch[0]).logits.detach()
+    with model.disable_adapter():
+        plain = model(input_ids=batch[0]).logits.detach()
+    assert largest_difference(loaded, expected) < TOLERANCE
+    assert largest_difference(off, plain) < TOLERANCE
+    assert largest_difference(changed, loaded) > 0.01
+    assert largest_difference(off, loaded) > 0.01
+
+
+def test_experts_beside_latent_attention_are_those_of_peft(
+    gloo_pool: GlooPool, batch: tuple[Tensor, Tensor], tmp_path: Path
+) -> None:
+    """The first layer is dense."""
+    base = write_latent(tmp_path / "base", "deepseek_v2")
+    model = peft_model(base, targets=("q_b_proj",), target_parameters=BOTH)
+    adapter = write_peft(model, tmp_path / "adapter")
+    tokens, labels = batch
+    logits = model(input_ids=tokens).logits
+    F.cross_entropy(logits.flatten(0, 1), labels.flatten(), reduction="sum").backward()
+    options = {"target_modules": ["linear_q_up_proj", "experts"]}
+    values = {**mixtral_values(base, adapter, options), "model.family": "deepseek_v2"}
+    (outcome,) = gloo_pool.run(run_once, 1, values, tokens, labels)
+    assert largest_difference(outcome.logits_BSV, logits.detach()) < TOLERANCE
+    expected = {name: p.grad for name, p in trained(model).items()}
+    gradients = hf_names(outcome.gradients)
+    assert gradients.keys() == expected.keys()
+    assert len(gradients) == 2 * 2 + 4
+    for name, gradient in gradients.items():
+        assert largest_difference(gradient, expected[name]) < TOLERANCE, name
 
 
 @pytest.mark.filterwarnings("ignore:The following .*_pattern keys:RuntimeWarning")

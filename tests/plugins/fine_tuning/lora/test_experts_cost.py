@@ -61,6 +61,20 @@ def test_the_sums_are_saved_for_backward() -> None:
     assert both.memory.activations - fc2.memory.activations == 2 * (4 * 96 * 32 * 4 + inputs)
 
 
+@pytest.mark.needs_plugins("moe-zero-memory")
+def test_sums_that_are_formed_again_are_not_saved() -> None:
+    """Only those of the layer whose backward runs exist."""
+    beside = ("lora", "moe-zero-memory")
+    (_, (experts,)), (_, (linear,)) = (
+        planned({**MOE, **EXPERTS, "plugins.lora.target_modules": targets}, beside)
+        for targets in (["experts_fc2"], ["linear_proj"])
+    )
+    attended = 16 * 32 * 4  # read by the adapter of linear_proj
+    adapters = 16 * 2 * 4
+    difference = experts.memory.activations - linear.memory.activations
+    assert difference == 4 * 48 * 32 * 4 - 2 * (attended + adapters)
+
+
 @pytest.mark.exhaustive(by=lambda: ())
 def test_replicated_matrices_of_experts_send_what_was_expected(gloo_pool: GlooPool) -> None:
     config = {

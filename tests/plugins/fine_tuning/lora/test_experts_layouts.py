@@ -42,6 +42,15 @@ CASES: dict[str, tuple[dict[str, int], tuple[str, ...], dict[str, Any]]] = {
         {"ddp.use_distributed_optimizer": True},
     ),
     "moe-bmm-fused ep=2": ({"dp": 2, "ep": 2}, ("moe-bmm-fused",), PADDED),
+    "gathered in forward ep=2": (
+        {"dp": 4, "ep": 2},
+        (),
+        {
+            "ddp.use_distributed_optimizer": True,
+            "ddp.overlap_grad_reduce": True,
+            "ddp.overlap_param_gather": True,
+        },
+    ),
     "hot-experts ep=2": (
         {"dp": 2, "ep": 2},
         ("hot-experts",),
@@ -73,7 +82,12 @@ def test_every_gradient_is_that_of_one_rank(trials: Trials, case: str) -> None:
     assert len(named) == 2 * 5
 
 
-STEPS: Final = ("ep=2", "expert tp=2", "distributed optimizer ep=2")
+STEPS: Final = (
+    "ep=2",
+    "expert tp=2",
+    "distributed optimizer ep=2",
+    "gathered in forward ep=2",
+)
 
 
 @pytest.mark.exhaustive(by=lambda case: [case == "ep=2"])
