@@ -33,6 +33,7 @@ from megatron.core.transformer.utils import make_sharded_tensors_for_checkpoint
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from ascend_run.ops.late_parameters import await_parameters
 from ascend_run.ops.tensor_marks import mark
 from ascend_run.plugin_api import ForwardLink
 from ascend_run.types.forward import Forward
@@ -153,19 +154,18 @@ class Adapter(nn.Module):
         group = self.tp_group
         if group.size() == 1:
             return inner
-        if self.is_column:
-            if self.sequence_parallel:
-                gathered: Tensor = gather_from_sequence_parallel_region(
-                    inner, tensor_parallel_output_grad=True, group=group
-                )
-                return gathered
-            copied: Tensor = copy_to_tensor_model_parallel_region(inner, group=group)
-            return copied
-        if self.sequence_parallel:
-            scattered: Tensor = reduce_scatter_to_sequence_parallel_region(inner, group=group)
-            return scattered
-        summed: Tensor = reduce_from_tensor_model_parallel_region(inner, group=group)
-        return summed
+        out: Tensor
+        if self.is_column and self.sequence_parallel:
+            out = gather_from_sequence_parallel_region(
+                inner, tensor_parallel_output_grad=True, group=group
+            )
+        elif self.is_column:
+            out = copy_to_tensor_model_parallel_region(inner, group=group)
+        elif self.sequence_parallel:
+            out = reduce_scatter_to_sequence_parallel_region(inner, group=group)
+        else:
+            out = reduce_from_tensor_model_parallel_region(inner, group=group)
+        return out
 
     def outer_matrix(self, dtype: torch.dtype) -> Tensor:
         """Return every part's B times its scale as one matrix, [sum of R, O]; differentiable.
@@ -275,6 +275,7 @@ def attach(
 
     def wrap(inner: Forward) -> Forward:
         def forward(x: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor | None]:
+            await_parameters(adapter)  # not all of its modules are called
             if adapter.is_on and adapter.lora_magnitude is not None:
                 return decomposed(adapter, linear, inner, x, *args, **kwargs)
             out, bias = inner(x, *args, **kwargs)
