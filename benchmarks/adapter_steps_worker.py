@@ -16,12 +16,15 @@ from ascend_run.testing.models import DENSE
 from ascend_run.testing.pool import GlooPool
 from tests.support.small_runs import training
 
-from .adapter_steps import LAYOUTS
+from .adapter_steps import FEATURES, LAYOUTS
 
 RANKS: Final = 2
 SECONDS: Final = 600
 """Limit of one process."""
-SYSTEMS: Final[Mapping[str, Sequence[str]]] = {"lora": ("lora",), "cc-lora": ("lora", "cc-lora")}
+SYSTEMS: Final[Mapping[str, Sequence[str]]] = {
+    "lora": ("lora",),
+    **{feature: ("lora", feature) for feature in FEATURES},
+}
 SHAPE: Final[Mapping[str, Any]] = {
     "model.num_layers": 4,
     "model.hidden_size": 512,

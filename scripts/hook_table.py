@@ -38,8 +38,6 @@ names the [planned feature](#planned-features) that will.
 PLANNED: Final[Mapping[str, str]] = {
     "fsdp2": "data parallelism with sharded parameters, gradients and optimizer state, by torch's "
     "`fully_shard` (`--use-torch-fsdp2`)",
-    "fused-mlp": "the MLP with the adapters of its linears as one autograd function, which gathers "
-    "the input while the backward computes the other gradients (`--use-fused-mlp`)",
     "moe-routing-replay": "reuse the experts that the router chose for the same tokens in an "
     "earlier forward, in reinforcement learning",
     "ppo": "reinforcement learning with a critic: a value for each token, from a head beside the "

@@ -421,7 +421,7 @@ def ascend_self_attention(
     """
 
 
-@wrapper(point=Point.MODEL, first_user="fused-mlp")
+@wrapper(point=Point.MODEL)
 def ascend_mlp(
     config: RunConfig, device: c.Device, groups: ProcessGroupCollection, role: str, layer_index: int
 ) -> c.ModuleWrapper | None:

@@ -26,7 +26,7 @@ from ascend_run.testing.parity import TRIAL_SECONDS, Case
 from .campaign import Campaign, Outcome
 from .covering import Items
 from .feature_sets import SettingSets, requirements, sets_of, settings
-from .features import IN_SETS, catalogue, config_of, features, numerics_of
+from .features import IN_SETS, catalogue, config_of, numerics_of, settled
 from .pool_of_ranks import pool
 from .reach import reach_of_trial
 from .set_cases import Asked, arguments_of, case_of, cases_of, outcome_of, setting_name
@@ -54,7 +54,7 @@ ELSEWHERE: Final = ("memory-fragmentation",)
 def memory_features() -> list[str]:
     """Return the features of the group that declare to change no bit."""
     found = catalogue()
-    names = (name for name in features() if found[name].value.startswith(GROUP))
+    names = (name for name in settled() if found[name].value.startswith(GROUP))
     return [name for name in names if numerics_of(name) is Numerics.BITWISE]
 
 

@@ -16,7 +16,7 @@ from ascend_run.testing.runtime import Examined
 
 from .covering import Items
 from .examined_sets import ExaminedSets, examined_sets
-from .features import LAYOUTS, catalogue, features, numerics_of, older
+from .features import LAYOUTS, catalogue, numerics_of, older, settled
 from .setting import Completed, Setting
 
 NUM_LAYERS: Final = {"model.num_layers": 4}
@@ -43,7 +43,7 @@ def all_sets() -> tuple[SettingSets, ...]:
     """Return the sets of every layout, without and with full recompute."""
     # Only a set in which all are bitwise is compared bitwise.
     bitwise = [name for name in older() if numerics_of(name) is Numerics.BITWISE]
-    chosen = ((setting, features()) for setting in settings())
+    chosen = ((setting, settled()) for setting in settings())
     return tuple(sets_of(chosen, needs=requirements(), first=(bitwise, older())))
 
 
@@ -108,7 +108,7 @@ def _sets_in(
 @functools.cache
 def excluded_pairs() -> frozenset[Items]:
     """Return the pairs of features that resolution never allows."""
-    classes = catalogue().load(features())
+    classes = catalogue().load(settled())
     pairs = combinations(sorted(classes), 2)
     return frozenset(
         frozenset(pair) for pair in pairs if exclusion(classes[pair[0]], classes[pair[1]])
@@ -118,5 +118,5 @@ def excluded_pairs() -> frozenset[Items]:
 @functools.cache
 def requirements() -> dict[str, Items]:
     """Return feature -> itself and all features that it requires, directly or not."""
-    classes = catalogue().load(features())
+    classes = catalogue().load(settled())
     return {name: closure([name], classes) for name in classes}

@@ -132,9 +132,9 @@ def cases(seed: int) -> Sequence[str]:
 def subjects() -> Iterator[tuple[str, str, Mapping[str, Any]]]:
     """Plugin, task and more config: every feature, also adapters on conversations; every task; and
     the families of another attention or other positions than the others' cases have."""
-    yield from ((name, "pretrain", {}) for name in features.features())
+    yield from ((name, "pretrain", {}) for name in features.settled())
     yield "lora", "sft", {}
-    yield from ((name, name, {}) for name in features.ours(Kind.TASK))
+    yield from ((name, name, {}) for name in features.settled(Kind.TASK))
     for family in FAMILIES:
         yield family, "pretrain", {"model.family": family}
 

@@ -14,7 +14,7 @@ from ascend_run.testing.kit import raw_config
 from ascend_run.testing.parity import Case
 from ascend_run.testing.runtime import Examined
 
-from .features import EXCHANGE, IN_SETS, catalogue, config_of, exchanges, features, numerics_of
+from .features import EXCHANGE, IN_SETS, catalogue, config_of, exchanges, numerics_of, settled
 
 
 @attrs.frozen
@@ -64,7 +64,7 @@ class Setting:
         if "cp" in self.layout and not exchanges(plugins):
             ways = [(plugins, (other,)) for other in _exchanges()]
         elif not self.layout and {*map(numerics_of, plugins)} == {Numerics.MODEL}:
-            others = [name for name in features() if numerics_of(name) is not Numerics.MODEL]
+            others = [name for name in settled() if numerics_of(name) is not Numerics.MODEL]
             ways = [((*plugins, other), ()) for other in others]
         else:
             ways = [(plugins, ())]
@@ -80,5 +80,5 @@ class Setting:
 @functools.cache
 def _exchanges() -> tuple[str, ...]:
     """Features that exchange the sequence; the usual one first."""
-    found = [name for name in features() if exchanges((name,))]
+    found = [name for name in settled() if exchanges((name,))]
     return tuple(sorted(found, key=lambda name: name != EXCHANGE))

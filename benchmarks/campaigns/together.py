@@ -25,7 +25,7 @@ from ascend_run.testing.runtime import load_runtime
 from .campaign import Campaign, Outcome
 from .covering import Items, pairs_of
 from .feature_sets import all_sets
-from .features import IN_SETS, config_of, features
+from .features import IN_SETS, config_of, settled
 from .pool_of_ranks import pool
 from .reach import reach_of_trial
 from .set_cases import Asked, arguments_of, cases_of, outcome_of, setting_name
@@ -89,7 +89,7 @@ def figures(outcomes: Mapping[str, Outcome]) -> Mapping[str, Any]:
         elif "refused" in outcome:
             refused[f"{', '.join(asked['plugins'])}: {outcome['refused']}"] += 1
     return {
-        "features": [*features()],
+        "features": [*settled()],
         "compared": sum("compared" in outcome for outcome in outcomes.values()),
         "largest set": largest,
         "pairs of each layout": {where: len(found) for where, found in pairs.items()},

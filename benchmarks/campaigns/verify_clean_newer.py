@@ -23,7 +23,7 @@ from ascend_run.tools.verify.building import PRECISION, make_side
 
 from . import verify_clean
 from .campaign import Campaign, Outcome, digest
-from .features import EXCHANGE, config_of, features, resolution_of
+from .features import EXCHANGE, config_of, resolution_of, settled
 from .verify_clean import DROPOUT, EXPERT_AXES, LAYOUTS, OLDER, SETTINGS
 
 DRAWS: Final = 4
@@ -63,6 +63,7 @@ NEEDS: Final[Mapping[str, Mapping[str, Any]]] = {
 layouts are compared in fp32 as well."""
 BESIDE: Final[Mapping[str, str]] = {
     "cc-lora": "lora",  # it computes its adapters
+    "fused-mlp": "lora",  # and so does this
     "qlora": "lora",  # it stores what is frozen beside adapters
     "recompute-comm-opt": "recompute",  # it changes how layers are recomputed
     "recompute-in-advance": "recompute",  # it changes when
@@ -104,7 +105,7 @@ def _draw_another(first: str, draws: random.Random, found: Container[str]) -> st
 
 def newer() -> list[str]:
     """Built-in features that ``verify-clean`` does not draw."""
-    return [name for name in features() if name not in OLDER]
+    return [name for name in settled() if name not in OLDER]
 
 
 def _draw(first: str, draws: random.Random) -> dict[str, Any] | None:
@@ -138,7 +139,7 @@ def _draw(first: str, draws: random.Random) -> dict[str, Any] | None:
 def _draw_others(draws: random.Random) -> Sequence[str]:
     """At most two, by their names, so that a new feature changes few draws of the others."""
     drawn = draws.random()
-    in_turn = sorted(features(), key=lambda name: digest(f"{drawn} {name}"))
+    in_turn = sorted(settled(), key=lambda name: digest(f"{drawn} {name}"))
     return in_turn[: draws.choice((0, 0, 1, 2))]
 
 

@@ -12,7 +12,7 @@ import pytest
 from ascend_run.registry.kinds import Kind
 from benchmarks.campaigns import resume
 from benchmarks.campaigns.campaign import PASSED, is_full, read_result
-from benchmarks.campaigns.features import features, ours
+from benchmarks.campaigns.features import settled
 from benchmarks.campaigns.seeded_bugs.mutation import mutated
 
 RESULT = read_result(resume.CAMPAIGN.name)
@@ -24,7 +24,7 @@ ENTRIES = "ascend_run.core.checkpoint.entries"
 def test_the_committed_result_is_of_all_cases_and_passes() -> None:
     assert is_full(resume.CAMPAIGN, RESULT)
     assert RESULT["counts"] == {PASSED: RESULT["cases"]}
-    assert {*PLUGINS} >= {*features(), *ours(Kind.TASK)}
+    assert {*PLUGINS} >= {*settled(), *settled(Kind.TASK)}
 
 
 def test_every_plugin_was_compared_in_every_precision_with_dropout() -> None:

@@ -23,7 +23,7 @@ from ascend_run.testing.parity import Case
 from ascend_run.testing.runtime import load_runtime
 from benchmarks.campaigns import set_cases, together
 from benchmarks.campaigns.campaign import PASSED, digest, is_full, read_result, result_path
-from benchmarks.campaigns.features import IN_SETS, LAYOUTS, features
+from benchmarks.campaigns.features import IN_SETS, LAYOUTS, settled
 
 RESULT = read_result(together.CAMPAIGN.name)
 FEATURES = RESULT["figures"]["features"]
@@ -50,7 +50,7 @@ def test_the_committed_result_has_a_record_of_every_case() -> None:
 
 @pytest.mark.needs_plugins(*FEATURES)
 def test_every_feature_has_a_record() -> None:
-    assert [*features()] == FEATURES
+    assert [*settled()] == FEATURES
 
 
 def test_every_feature_was_compared_and_what_was_refused_says_why() -> None:
@@ -75,13 +75,13 @@ def test_every_allowed_pair_is_compared_or_refused_with_a_reason(
 
     assert expected <= covered
     assert not any(r <= names for r in refused for names in runs)
-    alone = {name for name in features() if frozenset({name}) not in refused}
+    alone = {name for name in settled() if frozenset({name}) not in refused}
     assert alone == set().union(*runs)
 
 
 @functools.cache
 def allowed_pairs() -> list[frozenset[str]]:
-    classes = discover().load(features())
+    classes = discover().load(settled())
 
     def allowed(pair: tuple[str, str]) -> bool:
         try:
@@ -90,7 +90,7 @@ def allowed_pairs() -> list[frozenset[str]]:
             return False
         return True
 
-    return [frozenset(pair) for pair in combinations(features(), 2) if allowed(pair)]
+    return [frozenset(pair) for pair in combinations(settled(), 2) if allowed(pair)]
 
 
 def test_what_is_refused_is_a_pair_or_less_and_planning_refuses_it() -> None:
@@ -106,7 +106,7 @@ def test_what_is_refused_is_a_pair_or_less_and_planning_refuses_it() -> None:
 
 
 def test_one_feature_exchanges_a_sequence_that_is_split() -> None:
-    classes = discover().load(features())
+    classes = discover().load(settled())
     exchanging = {n for n, found in classes.items() if Claim.CONTEXT_PARALLEL in claims_of(found)}
     for case in cases():
         if "cp" in case["layout"]:

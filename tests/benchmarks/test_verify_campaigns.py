@@ -22,7 +22,7 @@ from benchmarks.campaigns import (
     verify_idle,
 )
 from benchmarks.campaigns.campaign import PASSED, Campaign, is_full, read_result, sample
-from benchmarks.campaigns.features import features
+from benchmarks.campaigns.features import settled
 from benchmarks.campaigns.removal import FEATURES
 from benchmarks.campaigns.seeded_bugs import blind, blind_second, blind_second_states
 from benchmarks.campaigns.seeded_bugs.bug import Bug
@@ -215,7 +215,7 @@ def test_newer_draws_have_all_that_the_others_leave_out() -> None:
     draws = [json.loads(case) for case in campaign.cases(campaign.seed)]
     drawn = Counter(name for draw in draws for name in draw["enable"])
     assert len(draws) == 4 * len(verify_clean_newer.newer())
-    assert {*verify_clean_newer.newer(), *verify_clean.OLDER} == {*features()}
+    assert {*verify_clean_newer.newer(), *verify_clean.OLDER} == {*settled()}
     assert all(drawn[name] >= 4 for name in verify_clean_newer.newer())
 
 

@@ -15,7 +15,7 @@ import pytest
 from ascend_run.testing.parity import Parity
 from benchmarks.campaigns import feature_sets, together
 from benchmarks.campaigns.campaign import PASSED
-from benchmarks.campaigns.features import OPTIONS, features
+from benchmarks.campaigns.features import OPTIONS, settled
 from tests.support.exhaustive import covering
 
 PARTS = 8
@@ -67,7 +67,7 @@ def test_sets_of_the_campaign_are_at_parity(
 
 def test_all_drawn_sets_have_every_feature() -> None:
     found = set[str]().union(*(names_in(json.loads(case)) for case in drawn()))
-    assert {*features()} - found <= {SLOW}
+    assert {*settled()} - found <= {SLOW}
 
 
 @pytest.mark.needs_plugins("ulysses", "gmm", "swap-attention")

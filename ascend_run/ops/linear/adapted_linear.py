@@ -48,7 +48,7 @@ class Schedule:
     """How a linear and its adapter compute and communicate."""
 
     collectives: LinearCollectives
-    """Of the linear; NONE is not supported."""
+    """Of the linear."""
     group: Group
     """The tensor-parallel group."""
     matmul: Matmul = torch.mm
@@ -74,6 +74,8 @@ class Schedule:
 
     def begin_sum(self, x: Tensor) -> PendingSum:
         """Begin to sum over ranks; each gets its rows if they are sharded."""
+        if self.collectives is LinearCollectives.NONE:
+            return PendingSum(x, [])
         if not self.is_sequence:
             return PendingSum(x, [dist.all_reduce(x, group=self.group, async_op=True)])
         own = x.new_empty(x.shape[0] // self.group.size(), x.shape[1])
@@ -82,6 +84,8 @@ class Schedule:
 
     def begin_summed_matmul(self, x: Tensor, matrix: Tensor) -> PendingSum:
         """Multiply, and begin to sum as ``begin_sum`` does, in slices."""
+        if self.collectives is LinearCollectives.NONE:
+            return PendingSum(self.matmul(x, matrix), [])
         begin = begin_reduce_scatter if self.is_sequence else begin_all_reduce
         return begin(x, matrix, self.group, self.slices, self.matmul)
 
@@ -92,6 +96,10 @@ class Schedule:
         rows = x.new_empty(self.group.size() * x.shape[0], x.shape[1])
         work = dist.all_gather_into_tensor(rows, x, group=self.group, async_op=True)
         return PendingSum(rows, [work], [x])
+
+    def begin_narrow(self, narrow: Tensor, rows: int) -> PendingSum:
+        """Begin to gather what forward kept of the output of A, unless it is of all rows."""
+        return PendingSum(narrow, []) if narrow.shape[0] == rows else self.begin_gather(narrow)
 
 
 def adapted_linear(
@@ -160,7 +168,8 @@ class _AdaptedLinear(Function):
         read, narrow, a = ctx.saved_tensors
         weights = Weights(ctx.weight, a, ctx.make_b())  # without a graph, as in any backward
         run = column_backward if ctx.how.is_column else row_backward
-        found = run(dy.flatten(0, -2), read, narrow, weights, ctx.how)
+        rows = dy.flatten(0, -2)
+        found = run(rows, read, ctx.how.begin_narrow(narrow, len(rows)), weights, ctx.how)
         dx, apart = found.dx, found.dadapter_x
         if ctx.is_same and apart is not None:
             dx, apart = dx.add_(apart), None
@@ -200,15 +209,17 @@ def column_forward(
 
 
 def column_backward(
-    dy: Tensor, adapter_x: Tensor, narrow: Tensor, weights: Weights, how: Schedule
+    dy: Tensor, adapter_x: Tensor, narrow: PendingSum, weights: Weights, how: Schedule
 ) -> Gradients:
     """Return the gradients. The adapter's collectives overlap with the matmul with the weight, and
-    its matmuls with the sum of that."""
-    is_gathered = narrow.shape[0] == dy.shape[0]
-    gathered = PendingSum(narrow, []) if is_gathered else how.begin_gather(narrow)
+    its matmuls with the sum of that.
+
+    Args:
+        narrow: The output of A, from ``Schedule.begin_narrow``; of ``row_backward`` too.
+    """
     summed = how.begin_sum(how.matmul(dy, weights.b_RN.t()))
     dx = how.begin_summed_matmul(dy, how.matrix(weights))
-    db = how.matmul(gathered.wait().t(), dy)
+    db = how.matmul(narrow.wait().t(), dy)
     dnarrow = summed.wait()
     da = how.matmul(dnarrow.t(), adapter_x)
     dadapter_x = None if how.merges else how.matmul(dnarrow, weights.a_RK)
@@ -229,12 +240,12 @@ def row_forward(
 
 
 def row_backward(
-    dy: Tensor, adapter_x: Tensor, narrow: Tensor, weights: Weights, how: Schedule
+    dy: Tensor, adapter_x: Tensor, narrow: PendingSum, weights: Weights, how: Schedule
 ) -> Gradients:
     """Return the gradients. One gather of dy serves the weight and the adapter."""
     rows = GatheredRows(dy, how.group, how.slices) if how.is_sequence else None
     matrix = how.matrix(weights)
-    db = how.matmul(narrow.t(), dy)
+    db = how.matmul(narrow.wait().t(), dy)
     if rows is None:
         dx = how.matmul(dy, matrix)
     else:

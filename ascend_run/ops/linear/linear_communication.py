@@ -112,6 +112,25 @@ def inside_the_product() -> LinearCommunication:
     )
 
 
+def of_adapters(part: str) -> Iterator[dict[str, Any]]:
+    """Yield the fields of a plugin's ``Communication`` for adapters that their linears' forward
+    computes: overlapped, and of a row-parallel output, one gather of the gradient serves both.
+
+    Args:
+        part: Pattern of the parts of a layer.
+    """
+    for operation, direction, calls in (
+        (_GATHER, "forward", 1),
+        (_GATHER, "backward", 0),
+        (_SCATTER, "forward", 1),
+        (_SCATTER, "backward", 1),
+        (_REDUCE, "forward", 1),
+        (_REDUCE, "backward", 1),
+    ):
+        sent = Sent(operation, calls, calls, overlapped=True)
+        yield from _changes(operation, f"{part}, {direction}: adapters", [sent])
+
+
 def _changes(replaces: str, why: str, sent: Sequence[Sent]) -> Iterator[dict[str, object]]:
     for one in sent:
         yield {**attrs.asdict(one), "group": "tp", "why": why, "replaces": replaces}

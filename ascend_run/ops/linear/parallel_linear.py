@@ -22,7 +22,7 @@ from torch import distributed as dist
 from torch.autograd.function import once_differentiable
 
 from ascend_run.ops.autograd_function import Function
-from ascend_run.types.forward import Forward, ForwardLink
+from ascend_run.types.forward import Forward, ForwardLink, LinkPlace, chain_of
 
 from .plain_matmuls import (
     CollectiveMatmuls,
@@ -187,7 +187,7 @@ def linear_link(linear: nn.Module, **changes: Any) -> ForwardLink:
 
     def wrap(inner: Forward) -> Forward:
         is_megatrons = getattr(inner, "__func__", None) is type(linear).forward
-        if not is_megatrons and not isinstance(inner, _LinearForward):
+        if not is_megatrons and not isinstance(inner, LinearForward):
             raise ValueError(
                 f"another plugin has already replaced this linear's forward by {inner!r}; enable "
                 "only one plugin that replaces it"
@@ -198,28 +198,50 @@ def linear_link(linear: nn.Module, **changes: Any) -> ForwardLink:
     return ForwardLink(wrap=wrap, compilable=False)
 
 
+def own_forward(linear: nn.Module) -> LinearForward:
+    """Return the forward of Megatron's linear with the links that replace it, without those around
+    it."""
+    chain = chain_of(linear)
+    forward: Forward = linear_link(linear).wrap(chain.own)
+    for named in chain.links:
+        if named.place is LinkPlace.OWN:
+            forward = named.link.wrap(forward)
+    assert isinstance(forward, LinearForward)
+    return forward
+
+
 def _forward_class(linear: nn.Module) -> type[_ColumnForward] | type[_RowForward]:
     return _RowForward if hasattr(linear, "input_is_parallel") else _ColumnForward
 
 
 @attrs.frozen(eq=False)
-class _LinearForward:
+class LinearForward:
+    """A forward of Megatron's linear by ``parallel_linear``."""
+
     linear: Any
     implementation: LinearImplementation
 
-    def _computed(
-        self, x: Tensor, weight: Tensor, collectives: LinearCollectives
-    ) -> tuple[Tensor, Tensor | None]:
+    @property
+    def collectives(self) -> LinearCollectives:
+        """Those of the linear within a layer."""
+        if self.linear.explicit_expert_comm or self.linear.tp_group.size() == 1:
+            return LinearCollectives.NONE
+        return self._over_ranks()
+
+    def _over_ranks(self) -> LinearCollectives:
+        raise NotImplementedError
+
+    def _computed(self, x: Tensor, weight: Tensor) -> tuple[Tensor, Tensor | None]:
         linear, how = self.linear, self.implementation
         wide = x.to(how.compute_dtype or x.dtype)
         own = weight if how.weight is None else None
-        out = (how.adapted or parallel_linear)(wide, own, collectives, linear.tp_group, how)
+        out = (how.adapted or parallel_linear)(wide, own, self.collectives, linear.tp_group, how)
         if linear.skip_bias_add or linear.bias is None:
             return out.to(x.dtype), linear.bias if linear.skip_bias_add else None
         return (out + linear.bias).to(x.dtype), None
 
 
-class _ColumnForward(_LinearForward):
+class _ColumnForward(LinearForward):
     def __call__(
         self,
         input_: Tensor,
@@ -230,29 +252,20 @@ class _ColumnForward(_LinearForward):
         linear = self.linear
         gathers = linear.gather_output if runtime_gather_output is None else runtime_gather_output
         assert not gathers
-        weight = linear.weight if weight is None else weight
-        if linear.explicit_expert_comm or linear.tp_group.size() == 1:
-            collectives = LinearCollectives.NONE
-        elif linear.sequence_parallel:
-            collectives = LinearCollectives.COLUMN_SEQUENCE
-        else:
-            collectives = (
-                LinearCollectives.COLUMN if linear.allreduce_dgrad else LinearCollectives.NONE
-            )
-        return self._computed(input_, weight, collectives)
+        return self._computed(input_, linear.weight if weight is None else weight)
+
+    def _over_ranks(self) -> LinearCollectives:
+        if self.linear.sequence_parallel:
+            return LinearCollectives.COLUMN_SEQUENCE
+        return LinearCollectives.COLUMN if self.linear.allreduce_dgrad else LinearCollectives.NONE
 
 
-class _RowForward(_LinearForward):
+class _RowForward(LinearForward):
     def __call__(self, input_: Tensor) -> tuple[Tensor, Tensor | None]:
         """Run Megatron's forward for a linear within a layer: its input is already sharded."""
-        linear = self.linear
-        assert linear.input_is_parallel
-        if linear.explicit_expert_comm or linear.tp_group.size() == 1:
-            collectives = LinearCollectives.NONE
-        else:
-            collectives = (
-                LinearCollectives.ROW_SEQUENCE
-                if linear.sequence_parallel
-                else LinearCollectives.ROW
-            )
-        return self._computed(input_, linear.weight, collectives)
+        assert self.linear.input_is_parallel
+        return self._computed(input_, self.linear.weight)
+
+    def _over_ranks(self) -> LinearCollectives:
+        is_sequence = self.linear.sequence_parallel
+        return LinearCollectives.ROW_SEQUENCE if is_sequence else LinearCollectives.ROW

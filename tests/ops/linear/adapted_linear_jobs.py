@@ -44,16 +44,16 @@ class Kind:
         )
 
 
-def _drawn(*shape: int, seed: int) -> Tensor:
+def drawn(*shape: int, seed: int) -> Tensor:
     generator = torch.Generator().manual_seed(seed)
     return torch.randn(shape, generator=generator, dtype=torch.float64)
 
 
 def _formula(kind: Kind) -> dict[str, Tensor]:
     """Return inputs, output and gradients of full tensors, by autograd."""
-    x, other = _drawn(kind.length, B, K, seed=0), _drawn(kind.length, B, K, seed=1)
-    weight, a, b = _drawn(N, K, seed=2), _drawn(R, K, seed=3), _drawn(R, N, seed=4)
-    dy = _drawn(kind.length, B, N, seed=5)
+    x, other = drawn(kind.length, B, K, seed=0), drawn(kind.length, B, K, seed=1)
+    weight, a, b = drawn(N, K, seed=2), drawn(R, K, seed=3), drawn(R, N, seed=4)
+    dy = drawn(kind.length, B, N, seed=5)
     for leaf in (x, other, a, b):
         leaf.requires_grad_()
     y = x @ weight.t() + (other if kind.reads_another else x) @ a.t() @ b
@@ -97,10 +97,10 @@ def errors(kind: Kind) -> dict[str, float]:
     if kind.collectives in SEQUENCE:  # the replicated matrix has seen this rank's rows only
         replicated = got["da" if kind.collectives in COLUMN else "db"]
         dist.all_reduce(replicated)
-    return {name: _apart(got[name], mine[name]) for name in NAMES if name in mine}
+    return {name: apart(got[name], mine[name]) for name in NAMES if name in mine}
 
 
-def _apart(got: Tensor | None, want: Tensor) -> float:
+def apart(got: Tensor | None, want: Tensor) -> float:
     assert got is not None
     assert got.shape == want.shape
     return float((got - want).abs().max() / want.abs().max())
@@ -124,7 +124,7 @@ def sequence(kind: Kind) -> tuple[list[str], list[str]]:
         events.append("W" if with_weight else "m")
         return torch.mm(input, mat2, out=out)
 
-    with _noted(events, width):
+    with noted(events, width):
         x, a, b = leaves
         schedule = kind.schedule(matmul=matmul)
         out = adapted_linear(x, mine["weight"], a, lambda: b * 1, schedule)
@@ -134,7 +134,7 @@ def sequence(kind: Kind) -> tuple[list[str], list[str]]:
 
 
 @contextmanager
-def _noted(events: list[str], width: dict[int, str]) -> Iterator[None]:
+def noted(events: list[str], width: dict[int, str]) -> Iterator[None]:
     class Work:
         def __init__(self, name: str, inner: Any) -> None:
             self.name, self.inner = name, inner
@@ -143,7 +143,7 @@ def _noted(events: list[str], width: dict[int, str]) -> Iterator[None]:
             events.append(f"wait {self.name}")
             self.inner.wait()
 
-    def noted(name: str, at: int, inner: Any) -> Any:
+    def launched(name: str, at: int, inner: Any) -> Any:
         def start(*tensors: Tensor, **options: Any) -> Work:
             named = width[tensors[at].shape[-1]]
             events.append(f"{name} {named}")
@@ -157,7 +157,7 @@ def _noted(events: list[str], width: dict[int, str]) -> Iterator[None]:
         ("all_reduce", "reduce", 0),
     )
     with mock.patch.multiple(
-        dist, **{name: noted(short, at, getattr(dist, name)) for name, short, at in patches}
+        dist, **{name: launched(short, at, getattr(dist, name)) for name, short, at in patches}
     ):
         yield
 

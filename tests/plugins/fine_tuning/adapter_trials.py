@@ -11,7 +11,7 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from ascend_run.testing.models import MODELS
+from ascend_run.testing.models import DENSE, MODELS
 from ascend_run.testing.pool import GlooPool
 from ascend_run.testing.runtime import RankOutcome, Trial, run_trial
 from ascend_run.testing.tensors import differences, full_tensors
@@ -119,3 +119,26 @@ def assert_parity(
         assert outcome.losses == pytest.approx(plain[0].losses, rel=tolerance)
         assert outcome.grad_norms == pytest.approx(plain[0].grad_norms, rel=tolerance)
     assert all(".adapter.lora_" in name for name in want.tensors)
+
+
+def assert_resumed_without_change(
+    pool: GlooPool, plugins: Sequence[str], config: Mapping[str, Any], folder: Path
+) -> None:
+    """Four steps on two ranks change no bit if they are resumed after two, and the checkpoint has
+    the keys of lora's."""
+
+    def trained(names: Sequence[str], steps: int, checkpoints: str) -> RankOutcome:
+        values = {**DENSE, **config, "plugins.lora.export": False}
+        trial = Trial(
+            plugins=tuple(names), config=values, steps=steps, checkpoints=str(folder / checkpoints)
+        )
+        found: RankOutcome = pool.run(run_trial, 2, trial)[0]
+        return found
+
+    whole = trained(plugins, 4, "whole")
+    trained(plugins, 2, "twice")
+    resumed = trained(plugins, 4, "twice")
+    assert resumed.state.keys() == whole.state.keys()
+    for name, tensor in whole.state.items():
+        assert torch.equal(tensor, resumed.state[name]), name
+    assert trained(("lora",), 4, "alone").state.keys() == whole.state.keys()

@@ -167,14 +167,13 @@ class Adapter(nn.Module):
             out = reduce_from_tensor_model_parallel_region(inner, group=group)
         return out
 
-    def outer_matrix(self, dtype: torch.dtype) -> Tensor:
-        """Return every part's B times its scale as one matrix, [sum of R, O]; differentiable.
-
-        Numerics: multiplying by it equals the parts' own matmuls, except for the reduction order.
+    def outer_matrix(self, dtype: torch.dtype, b: Mapping[str, Tensor] | None = None) -> Tensor:
+        """Return every part's B (default: its own) times its scale as one matrix, [sum of R, O];
+        differentiable. Multiplying by it equals the parts' own matmuls but for the order of sums.
         """
         products, before, total = {}, 0, sum(self.ranks)
         for part, rank in zip(self.parts, self.ranks, strict=True):
-            block = self.scales[part] * self.shared(self.lora_B[part].to(dtype)).t()
+            block = self.scales[part] * self.shared((b or self.lora_B)[part].to(dtype)).t()
             products[part] = F.pad(block, (0, 0, before, total - before - rank))
             before += rank
         return self.in_order(products)

@@ -7,14 +7,13 @@ from pathlib import Path
 from typing import Any, Final
 
 import pytest
-import torch
 
 from ascend_run.plugin_api import AscendRunError, Claim, ConfigError, Numerics
 from ascend_run.plugin_api.implementations import claims_of
 from ascend_run.plugins.fine_tuning.cc_lora import CcLora, CcLoraOptions
 from ascend_run.testing.models import DENSE, MOE
 from ascend_run.testing.pool import GlooPool
-from ascend_run.testing.runtime import RankOutcome, Trial, run_trial
+from tests.plugins.fine_tuning.adapter_trials import assert_resumed_without_change
 from tests.support.communication import differences
 from tests.support.costs import planned
 from tests.support.latent_models import MODEL as LATENT
@@ -126,21 +125,7 @@ def test_it_saves_no_more_activations_than_lora(
     assert longer - local == 2 * 4 * halved
 
 
-def trained(pool: GlooPool, plugins: tuple[str, ...], steps: int, folder: Path) -> RankOutcome:
-    config = {**DENSE, **SEQUENCE, "plugins.lora.export": False}
-    trial = Trial(plugins=plugins, config=config, steps=steps, checkpoints=str(folder))
-    found: RankOutcome = pool.run(run_trial, 2, trial)[0]
-    return found
-
-
 def test_a_resumed_run_changes_no_bit_and_has_the_keys_of_lora(
     gloo_pool: GlooPool, tmp_path: Path
 ) -> None:
-    whole = trained(gloo_pool, NAMES, 4, tmp_path / "whole")
-    trained(gloo_pool, NAMES, 2, tmp_path / "twice")
-    resumed = trained(gloo_pool, NAMES, 4, tmp_path / "twice")
-    assert resumed.state.keys() == whole.state.keys()
-    for name, tensor in whole.state.items():
-        assert torch.equal(tensor, resumed.state[name]), name
-    alone = trained(gloo_pool, ("lora",), 4, tmp_path / "alone")
-    assert alone.state.keys() == whole.state.keys()
+    assert_resumed_without_change(gloo_pool, NAMES, SEQUENCE, tmp_path)
