@@ -97,7 +97,7 @@ def test_half_precision_is_within_the_rounding_of_logits(dtype: torch.dtype, see
         logits_TV, sizes_TV = hidden_TH @ weight_VH.T, hidden_TH.abs() @ weight_VH.abs().T
         of_sum_TV = width * UNIT[torch.float32] * sizes_TV
         of_logit_TV = of_sum_TV + UNIT[dtype] * (logits_TV.abs() + of_sum_TV)
-        # Softmax and its logarithm are in float32: V + 4 roundings of numbers as large as a logit.
+        # Softmax and its logarithm are in float32: V + 4 units of eps of a logit.
         wide_T = (vocabulary + 4) * UNIT[torch.float32] * logits_TV.abs().amax(-1)
         errors_T += 2 * of_logit_TV.amax(-1) + wide_T
     found = compare(*heads, labels_T, documents_T)
