@@ -15,6 +15,7 @@ CASES: Final[dict[str, tuple[tuple[str, ...], dict[str, Any]]]] = {
     "lora": ((), SMALL),
     "lora, magnitudes": ((), {**SMALL, "plugins.lora.dora": True, "plugins.lora.load": None}),
     "cc-lora": (("cc-lora",), {}),
+    "fused-mlp": (("fused-mlp",), {"ddp.bucket_size": 500}),
 }
 
 
