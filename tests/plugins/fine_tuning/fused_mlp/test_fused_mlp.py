@@ -88,7 +88,7 @@ def test_a_run_that_it_cannot_serve_is_refused(values: Mapping[str, Any], messag
     assert message in str(refusal.value)
 
 
-def test_a_model_of_experts_alone_is_refused_and_one_dense_layer_is_enough() -> None:
+def test_a_model_of_experts_alone_is_refused_one_dense_layer_is_enough() -> None:
     with pytest.raises(ConfigError, match=r"every layer has experts .*; leave fused-mlp out"):
         planned(MOE, NAMES)
     planned(MIXED, NAMES)
