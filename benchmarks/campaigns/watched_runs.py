@@ -55,13 +55,17 @@ class Watch:
 
     @hookimpl
     def ascend_after_run(self, context: RunContext) -> None:
+        from ascend_run.ops.linear.stored_weight import held_tensors
+
         with run_state(self.plugins, context) as (shards, values):
             tensors = {f"{p.key} {p.offset}": p.tensor for p in shards}
             kept = {name: tensor.detach().clone() for name, tensor in tensors.items()}
         for role, bundle in context.models.items():
             for index, chunk in enumerate(bundle.chunks):
                 for name, held in (*chunk.named_parameters(), *chunk.named_buffers()):
-                    kept[f"{role}, chunk {index}: {name}"] = held.detach().clone()
+                    for part, tensor in enumerate(held_tensors(held)):
+                        key = f"{role}, chunk {index}: {name}, {part}"
+                        kept[key] = tensor.detach().clone()
         self.ended = Ended(kept, values)
 
 
