@@ -26,9 +26,13 @@ class Outcome:
 
 
 def run_once(
-    values: Values, tokens: Tensor, labels: Tensor, enable: Sequence[str] = ("lora",)
+    values: Values,
+    tokens: Tensor,
+    labels: Tensor,
+    enable: Sequence[str] = ("lora",),
+    merges: bool = True,
 ) -> Outcome:
-    """Load, forward, backward in float32, on one rank."""
+    """Load, forward, backward in float32, on one rank; then merge the adapters, and forward."""
     from ascend_run.core.hugging_face.models import load_model
     from ascend_run.core.model.build import build_model
     from ascend_run.plugins.fine_tuning.lora.magnitudes import merge
@@ -46,6 +50,8 @@ def run_once(
         parameters = dict(model.named_parameters())
         gradients = {n: p.grad.clone() for n, p in parameters.items() if p.grad is not None}
         trained = [n for n, p in parameters.items() if p.requires_grad]
+        if not merges:
+            return Outcome(logits, loss.detach(), gradients, trained)
         merge(model)
         with torch.no_grad():
             merged = model(tokens)

@@ -13,6 +13,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
+from torch.nn import functional as F
 from transformers import AutoTokenizer
 
 from ascend_run.core.checkpoint.store import FileStore
@@ -20,16 +21,19 @@ from ascend_run.entrypoints.cli import run as command_line
 from ascend_run.plugin_api import AscendRunError
 from ascend_run.testing.pool import GlooPool
 from tests.core.train.runs import assert_same, whole_run
+from tests.plugins.fine_tuning.lora.lora_jobs import base_values, hf_names, run_once
 from tests.plugins.fine_tuning.lora.peft_models import (
     ALPHA,
     RANK,
     peft_model,
     read_peft,
+    trained,
     write_peft,
 )
 from tests.plugins.fine_tuning.lora.test_convert import merged_by_peft
 from tests.plugins.fine_tuning.lora.test_training import conversations
 from tests.support.chats import CHATML, GENERATION, write_lines, write_tokenizer
+from tests.support.loaded_model import largest_difference
 from tests.support.preference_files import assert_equal_steps, write_models_and_pairs
 from tests.support.tiny_llama import OPTIMIZER, train_reference, write_llama
 
@@ -80,6 +84,31 @@ def values(workplace: Path, output: Path, **changes: Any) -> Mapping[str, Any]:
         "plugins.qlora.use_double_quant": False,
         **{name.replace("__", "."): value for name, value in changes.items()},
     }
+
+
+def test_every_adapters_gradient_is_pefts_on_bitsandbytes_weights(
+    gloo_pool: GlooPool, workplace: Path
+) -> None:
+    rows = torch.randint(61, (2, 17), generator=torch.Generator().manual_seed(1))
+    tokens, labels = rows[:, :-1].contiguous(), rows[:, 1:].contiguous()
+    peer = read_peft(workplace / "dequantised", workplace / "adapter")
+    logits = peer(input_ids=tokens).logits
+    F.cross_entropy(logits.flatten(0, 1), labels.flatten(), reduction="sum").backward()
+    expected = {name: p.grad for name, p in trained(peer).items()}
+
+    model, adapter = str(workplace / "model"), str(workplace / "adapter")
+    run = {
+        **base_values(model, adapter),
+        "plugins.qlora.blocksize": BLOCK,
+        "plugins.qlora.use_double_quant": False,
+    }
+    (outcome,) = gloo_pool.run(run_once, 1, run, tokens, labels, ENABLE, False, timeout=100)
+    gradients = hf_names(outcome.gradients)
+    assert gradients.keys() == expected.keys()
+    for name, gradient in gradients.items():
+        assert largest_difference(gradient, expected[name]) < 1e-5, name
+    (plain,) = gloo_pool.run(run_once, 1, base_values(model, adapter), tokens, labels)
+    assert largest_difference(plain.logits_BSV, logits.detach()) > 1e-3, "quantisation counts"
 
 
 def test_ten_losses_are_those_of_peft_on_bitsandbytes_weights(
