@@ -65,7 +65,7 @@ CONFIG: Final[Mapping[str, Mapping[str, Any]]] = {
 }
 """Feature -> what the model must be for it."""
 BESIDE: Final[Mapping[frozenset[str], Mapping[str, Any]]] = {
-    frozenset({"qlora", "shared-experts"}): {"model.moe_ffn_hidden_size": 64},  # of whole blocks
+    frozenset({"qlora", "shared-experts"}): {"plugins.shared-experts.count": 8},  # whole blocks
     frozenset({"qlora", "unaligned-ulysses"}): {"model.kv_channels": 32},
     # An adapter's second matrix starts at zero, so at any rate it moves by as much as it is.
     frozenset({"lora", "low-precision-optimizer"}): {
