@@ -31,6 +31,7 @@ OPTIONS_HERE = {**OPTIONS, "plugins.virtual-optimizer.folder": "."}
 SAME: Mapping[Numerics, float] = {Numerics.BITWISE: 0.0, Numerics.ROUNDING: 1e-4}
 """How a feature may change a step, relative."""
 REFUSED: Mapping[str, Collection[str]] = {
+    "fused-mlp": ["ep=2"],  # where every MLP is of experts
     "moe-tp-extend-ep": ["ep=2"],
     "recompute-activation": ["ep=2"],
 }
