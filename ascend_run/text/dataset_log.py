@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Final
 
-import structlog
-
 DATASET_READ: Final = "data.read"
 
 
@@ -17,6 +15,8 @@ def log_dataset(files: Sequence[str], *, samples: int, tokens: int, **more: obje
         files: As ``[data]`` names them.
         more: What else the task knows of them.
     """
+    import structlog  # late: whoever reads logs needs the event's name alone
+
     structlog.get_logger().info(
         DATASET_READ, files=[*files], samples=samples, tokens=tokens, **more
     )

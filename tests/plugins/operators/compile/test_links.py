@@ -84,6 +84,7 @@ def test_the_plan_shows_the_chains_that_are_installed(tmp_path: Path) -> None:
     assert planned == {
         "core_attention": ((), ("compile",)),
         "embedding": (("lora",), ()),
+        "experts": (("lora",), ()),
         "layer": ((), ("compile",)),
         "linear": (("matmul-add", "lora"), ("compile",)),
         "mlp_bda": ((), ("compile",)),
