@@ -79,9 +79,11 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=4)
     parser.add_argument("--warmup", type=int, default=1)
     options = parser.parse_args()
+    from .adapter_steps_worker import one_rank as job  # by a name that ranks can import
+
     with GlooPool() as pool:
         asked = (options.system, options.layout, options.steps, options.warmup)
-        results = pool.run(one_rank, RANKS, *asked, timeout=SECONDS)
+        results = pool.run(job, RANKS, *asked, timeout=SECONDS)
     print(json.dumps(of_all_ranks(results)))
 
 
