@@ -15,7 +15,7 @@ def log_dataset(files: Sequence[str], *, samples: int, tokens: int, **more: obje
         files: As ``[data]`` names them.
         more: What else the task knows of them.
     """
-    import structlog  # late: whoever reads logs needs the event's name alone
+    import structlog  # late: readers of logs need the event's name alone
 
     structlog.get_logger().info(
         DATASET_READ, files=[*files], samples=samples, tokens=tokens, **more

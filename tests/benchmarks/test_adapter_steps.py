@@ -9,7 +9,8 @@ import pytest
 
 from ascend_run.testing.pool import GlooPool
 from benchmarks import adapter_steps
-from benchmarks.adapter_steps_worker import SYSTEMS, of_all_ranks, one_rank
+from benchmarks.adapter_steps_rank import SYSTEMS, one_rank
+from benchmarks.adapter_steps_worker import of_all_ranks
 from benchmarks.end_to_end import largest_difference
 from benchmarks.protocol import Settings
 

@@ -87,7 +87,7 @@ def _common(record: Record, chosen: Any, rejected: Any) -> int:
 
 
 def _answer(record: Record, side: str, messages: Sequence[Message]) -> Message:
-    """Return the one message of an answer."""
+    """Return the message of an answer, of which there must be one."""
     own = record.own(side)
     if len(messages) != 1:
         raise MalformedRecord(

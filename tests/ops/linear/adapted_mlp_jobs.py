@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any, Final
 
 import attrs
@@ -92,14 +92,17 @@ def built(kind: Kind, mine: Mapping[str, Tensor], **more: Any) -> AdaptedMlp:
             merges=kind.merges,
             **more,
         )
-        by: Callable[[Tensor], Tensor] = lambda ones: ones * mine[f"drop{number}"]  # noqa: E731
+
+        def dropped(ones: Tensor) -> Tensor:
+            return ones * mine[f"drop{number}"]
+
         return MlpLinear(
             weight_NK=mine[f"w{number}"],
             a_RK=mine[f"a{number}"],
             parts=[mine[f"b{number}"]],
             make_b_RN=lambda parts: 2 * parts[0],
             schedule=schedule,
-            dropped=by,
+            dropped=dropped,
             dropout=DROPOUT if kind.drops else 0.0,
         )
 

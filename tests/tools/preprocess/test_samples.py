@@ -141,9 +141,9 @@ def test_of_a_pair_only_the_answers_are_trained(tmp_path: Path, handler: str) ->
 def test_equal_answers_are_treated_as_a_run_treats_them(tmp_path: Path) -> None:
     pair = PAIRS["alpaca-pairwise"]
     source = write_lines(tmp_path / "a.jsonl", [pair, {**pair, "rejected": pair["chosen"]}])
-    told = preprocess(tmp_path, source, "alpaca-pairwise").exception
-    assert isinstance(told, AscendRunError)
-    (problem,) = told.problems
+    refused = preprocess(tmp_path, source, "alpaca-pairwise").exception
+    assert isinstance(refused, AscendRunError)
+    (problem,) = refused.problems
     assert problem.startswith(f"{source}:2: its chosen and rejected answers are the same tokens")
     done = preprocess(tmp_path, source, "alpaca-pairwise", "--equal-answers=drop", "--json")
     assert done.exit_code == 0, done.output
@@ -152,8 +152,10 @@ def test_equal_answers_are_treated_as_a_run_treats_them(tmp_path: Path) -> None:
     assert [len(field) for field in fields_of(tmp_path, "chosen_input_ids")] == [1]
 
     chats = write_lines(tmp_path / "b.jsonl", [chat("one")])
-    told = preprocess(tmp_path, chats, "messages", "--equal-answers=drop", "--overwrite").exception
-    assert "--equal-answers is for handlers of pairs, and 'messages' makes Conv" in str(told)
+    refused = preprocess(
+        tmp_path, chats, "messages", "--equal-answers=drop", "--overwrite"
+    ).exception
+    assert "--equal-answers is for handlers of pairs, and 'messages' makes Conv" in str(refused)
 
 
 def test_a_rating_is_the_label_of_its_placeholder(tmp_path: Path) -> None:

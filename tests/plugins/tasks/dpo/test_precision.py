@@ -1,5 +1,5 @@
 """The loss of pairs in half precision, and of long answers, against the formula in float64. Each
-bound follows from the units of rounding; none is measured."""
+bound follows from the unit roundoff; none is measured."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from ascend_run.plugins.tasks.dpo.task import DpoTask
 
 BETA = 0.1
 UNIT = {torch.bfloat16: 2.0**-8, torch.float16: 2.0**-11, torch.float32: 2.0**-24}
-"""Half of the distance from 1 to the next number: the relative error of one rounding."""
+"""The unit roundoff: half of the distance from 1 to the next number."""
 CONTEXT: Any = SimpleNamespace(groups=SimpleNamespace(cp=SimpleNamespace(rank=int, size=lambda: 1)))
 
 
