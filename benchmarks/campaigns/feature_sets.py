@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from itertools import combinations
+from itertools import chain, combinations
 from typing import Any, Final
 
 import attrs
@@ -16,7 +16,7 @@ from ascend_run.testing.runtime import Examined
 
 from .covering import Items
 from .examined_sets import ExaminedSets, examined_sets
-from .features import LAYOUTS, catalogue, numerics_of, older, settled
+from .features import LAYOUTS, catalogue, generations, numerics_of, settled
 from .setting import Completed, Setting
 
 NUM_LAYERS: Final = {"model.num_layers": 4}
@@ -41,10 +41,14 @@ class SettingSets:
 @functools.cache
 def all_sets() -> tuple[SettingSets, ...]:
     """Return the sets of every layout, without and with full recompute."""
-    # Only a set in which all are bitwise is compared bitwise.
-    bitwise = [name for name in older() if numerics_of(name) is Numerics.BITWISE]
     chosen = ((setting, settled()) for setting in settings())
-    return tuple(sets_of(chosen, needs=requirements(), first=(bitwise, older())))
+    # Only a set in which all are bitwise is compared bitwise.
+    first = chain.from_iterable((_bitwise(names), names) for names in generations())
+    return tuple(sets_of(chosen, needs=requirements(), first=[*first]))
+
+
+def _bitwise(names: Sequence[str]) -> Sequence[str]:
+    return [name for name in names if numerics_of(name) is Numerics.BITWISE]
 
 
 def settings(more: Mapping[str, Any] | None = None) -> Iterator[Setting]:

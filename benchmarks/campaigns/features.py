@@ -6,6 +6,7 @@ from __future__ import annotations
 import functools
 from collections import ChainMap
 from collections.abc import Mapping, Sequence
+from itertools import chain
 from typing import Any, Final
 
 from ascend_run.plugin_api import AscendRunError, Claim, Numerics
@@ -98,12 +99,13 @@ EXCHANGE: Final = "ulysses"
 """Where the sequence is split, and the feature under test leaves that to others."""
 
 
-LATER: Final[Sequence[str]] = ("fused-mlp",)
+LATER: Final[Sequence[str]] = ()
 """Features and tasks that came after the last runs of the campaigns of sets, and join them with the
 next ones. Until then their own suites show what these would."""
-YOUNGER: Final[Sequence[str]] = ("cc-lora", "qlora")
-"""Features that came after the sets of the campaign ``together`` were drawn: their pairs are in
-sets of their own, and the others stay as they are. Empty where all are to be drawn again."""
+YOUNGER: Final[Sequence[Sequence[str]]] = (("cc-lora", "qlora"), ("fused-mlp",))
+"""Features that came after the sets of the campaign ``together`` were drawn, in the order in which
+they came: the pairs of each group are in sets of their own, and the others stay as they are. Empty
+where all are to be drawn again."""
 
 
 @functools.cache
@@ -125,9 +127,11 @@ def settled(kind: Kind = Kind.FEATURE) -> tuple[str, ...]:
 
 
 @functools.cache
-def older() -> tuple[str, ...]:
-    """Return the features of the campaigns without ``YOUNGER``."""
-    return tuple(name for name in settled() if name not in YOUNGER)
+def generations() -> tuple[tuple[str, ...], ...]:
+    """Return the features of the campaigns without ``YOUNGER``, then with its first group, and so
+    on; the last one holds all."""
+    younger = [{*chain(*YOUNGER[count:])} for count in range(len(YOUNGER) + 1)]
+    return tuple(tuple(name for name in settled() if name not in left) for left in younger)
 
 
 def ours(kind: Kind) -> list[str]:
