@@ -82,8 +82,7 @@ def config_from_hf(family: ModelFamily, config_json: Mapping[str, Any]) -> dict[
         if not any(_same(value, one) for one in accepted):
             expected = " or ".join(map(repr, accepted))
             problems.append(f"{name} is {value!r}; only {expected} is supported")
-    for name in sorted(set(remaining) - family.ignored):
-        problems.append(_unknown(name, family))
+    problems += [_unknown(name, family) for name in sorted({*remaining} - family.ignored)]
     if not problems:
         problems += _take_formed(formed, values)
         problems += _head_problems(family, values)
@@ -280,10 +279,11 @@ def _head_problems(family: ModelFamily, values: Mapping[str, Any]) -> list[str]:
 
 
 def _unknown(name: str, family: ModelFamily) -> str:
+    if name == "quantization_config":
+        return f"{name}: quantised weights are not read; save them dequantised (model.dequantize())"
     known = {*(key.hf for key in family.keys), *family.fixed, *family.ignored}
     near = " or ".join(map(repr, difflib.get_close_matches(name, known, n=2)))
-    hint = f"; did you mean {near}?" if near else "; its effect is unknown"
-    return f"unknown key {name!r}{hint}"
+    return f"unknown key {name!r}; {f'did you mean {near}?' if near else 'its effect is unknown'}"
 
 
 def _same(value: Any, other: object) -> bool:
