@@ -14,7 +14,7 @@ from typing import Any, Final
 
 import attrs
 
-from ascend_run.core import strict_json
+from ascend_run.text import strict_json
 
 from .boxes import Box, tiling_problem
 

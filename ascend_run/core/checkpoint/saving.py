@@ -12,10 +12,10 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final, TypeVar
 
-from ascend_run.core import strict_json
 from ascend_run.core.files import sync_folder
 from ascend_run.plugin_api import AscendRunError, CheckpointError, StorageError
 from ascend_run.plugin_api.contracts import TensorShard
+from ascend_run.text import strict_json
 
 from . import folders
 from .boxes import Box, tiling_problem

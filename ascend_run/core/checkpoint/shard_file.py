@@ -20,9 +20,9 @@ import attrs
 import torch
 from torch import Tensor
 
-from ascend_run.core import strict_json
 from ascend_run.core.file_ranges import CHUNK_BYTES
 from ascend_run.plugin_api.contracts import TensorShard
+from ascend_run.text import strict_json
 
 from .boxes import Box
 from .manifest import DTYPE_BYTES, StoredFile, StoredShard

@@ -6,8 +6,8 @@ import json
 from pathlib import Path
 from typing import Final
 
-from ascend_run.core.strict_json import unique_keys
 from ascend_run.plugin_api.errors import AscendRunError, CheckpointError, ConfigError
+from ascend_run.text.strict_json import unique_keys
 
 _LARGEST_JSON_BYTES: Final = 64 * 2**20  # an index of a model with 200,000 tensors is 20 MB
 

@@ -14,8 +14,8 @@ import torch
 
 from ascend_run.core.checkpoint import FileStore
 from ascend_run.core.checkpoint.manifest import Manifest
-from ascend_run.core.strict_json import render
 from ascend_run.plugin_api import CheckpointError, TensorShard
+from ascend_run.text.strict_json import render
 
 from .tensors import blank, full_shard, numbers, part, rows
 from .thread_ranks import ThreadRanks, all_ranks, on_ranks
