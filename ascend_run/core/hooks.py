@@ -7,6 +7,7 @@ function that calls the listeners' bound methods. Exceptions are named (``hook_e
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, TypeVar
 
@@ -29,10 +30,19 @@ Watch = Callable[[str, Any, Any], None]
 
 
 class _Manager(pluggy.PluginManager):
-    """Seeks no hooks among the attributes that every object has, which takes most of the time."""
+    """Reads the specifications once, and seeks no hooks among the attributes that every object has:
+    both take most of the time."""
+
+    def parse_hookspec_opts(self, module_or_class: Any, name: str) -> Any:
+        return _specification(module_or_class, name)
 
     def parse_hookimpl_opts(self, plugin: Any, name: str) -> Any:
         return None if name.startswith("__") else super().parse_hookimpl_opts(plugin, name)
+
+
+@functools.cache
+def _specification(namespace: Any, name: str) -> Any:
+    return pluggy.PluginManager(PROJECT).parse_hookspec_opts(namespace, name)
 
 
 class Hooks:
