@@ -20,12 +20,16 @@ from benchmarks.campaigns.features import EXCHANGE, OPTIONS, config_of, features
 from benchmarks.campaigns.tiny_runs import data_folder, prepare
 from benchmarks.campaigns.watched_runs import readings, watched_run
 
+from .needed_plugins import names_of
+
 LAYOUTS: Mapping[str, tuple[str, Mapping[str, int]]] = {
     "one rank": ("dense", {}),
     "vpp=2": ("dense", {"pp": 2, "vpp": 2}),
     "ep=2": ("moe", {"dp": 2, "ep": 2}),
     "cp=2": ("dense", {"cp": 2}),
 }
+WHERE = names_of(LAYOUTS, lambda run: [EXCHANGE] if "cp" in run[1] else [])
+"""Their names, as parameters of a test."""
 OPTIONS_HERE = {**OPTIONS, "plugins.virtual-optimizer.folder": "."}
 """On the CPU its states go to files, which have no names and so need no folder of their own."""
 SAME: Mapping[Numerics, float] = {Numerics.BITWISE: 0.0, Numerics.ROUNDING: 1e-4}

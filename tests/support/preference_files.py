@@ -55,14 +55,20 @@ def tokenized(folder: Path, file: Path) -> list[Pair]:
     return [(answer(record, "chosen"), answer(record, "rejected")) for record in records]
 
 
+def write_pairs(folder: Path, count: int) -> Path:
+    """Write ``tokenizer`` and ``train.jsonl``, a file of pairs."""
+    write_tokenizer(folder / "tokenizer", CHATML)
+    write_lines(folder / "train.jsonl", preferences(count))
+    return folder
+
+
 def write_models_and_pairs(folder: Path, pairs: int) -> Path:
     """Write a model, another one and a deeper one, their tokenizer, and files of pairs."""
     write_llama(folder / "model", max_position_embeddings=256)
     write_llama(folder / "other", seed=1, max_position_embeddings=256)
     write_llama(folder / "deep", num_hidden_layers=4, max_position_embeddings=256)
-    write_tokenizer(folder / "tokenizer", CHATML)
+    write_pairs(folder, pairs)
     write_tokenizer(folder / "blocks", GENERATION)
-    write_lines(folder / "train.jsonl", preferences(pairs))
     write_lines(folder / "held-out.jsonl", preferences(7))
     return folder
 
@@ -81,3 +87,14 @@ def assert_equal_steps(
             pairs = pairs[1:]  # between equal models the sign of a margin is that of rounding
         found, wanted = zip(*pairs, strict=True) if pairs else ((), ())
         assert found == pytest.approx(wanted, rel=1e-5, abs=2e-6), name
+
+
+def assert_evaluated_twice(
+    readings: Sequence[Mapping[str, Any]], plain: Mapping[str, float], metrics: Sequence[str]
+) -> None:
+    """Compare every metric of two evaluations, between which no weight changes."""
+    evaluated = [line for line in readings if "eval_loss" in line]
+    for name in ("loss", *metrics):
+        for line in evaluated:
+            assert line[f"eval_{name}"] == pytest.approx(plain[name], rel=1e-5, abs=2e-6), name
+    assert len(evaluated) == 2

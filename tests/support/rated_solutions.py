@@ -43,12 +43,18 @@ def solutions(count: int) -> list[dict[str, Any]]:
     return made
 
 
+def write_solutions(folder: Path, count: int) -> Path:
+    """Write ``tokenizer`` and ``train.jsonl``, a file of solutions."""
+    write_tokenizer(folder / "tokenizer", CHATML)
+    write_lines(folder / "train.jsonl", solutions(count))
+    return folder
+
+
 def write_model_and_solutions(folder: Path, count: int) -> Path:
     """Write a model, a deeper one, their tokenizer, and files of solutions."""
     write_llama(folder / "model", max_position_embeddings=256)
     write_llama(folder / "deep", num_hidden_layers=4, max_position_embeddings=256)
-    write_tokenizer(folder / "tokenizer", CHATML)
-    write_lines(folder / "train.jsonl", solutions(count))
+    write_solutions(folder, count)
     write_lines(folder / "held-out.jsonl", solutions(7))
     return folder
 

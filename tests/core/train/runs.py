@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -105,6 +105,26 @@ def assert_same(first: Sequence[Ended], second: Sequence[Ended]) -> None:
         assert one.tensors.keys() == other.tensors.keys()
         differing = [n for n, t in one.tensors.items() if not torch.equal(t, other.tensors[n])]
         assert not differing, differing
+
+
+def assert_the_same_in_two_halves(
+    run: Callable[..., Sequence[Ended]], steps: int, half: int
+) -> Sequence[Ended]:
+    """Compare a run with one that is resumed, bit for bit, and every step's readings.
+
+    Args:
+        run: Trains in the folder of a name, with changes of values by their keys, ``__`` for dots.
+        half: Steps after which the second run ends, and is resumed.
+
+    Returns:
+        The run without an end in between.
+    """
+    straight = run("straight", train__train_iters=steps)
+    run("halves", train__train_iters=half, checkpoint__save_interval=half)
+    halves = run("halves", train__train_iters=steps, checkpoint__save_interval=half)
+    assert_same(halves, straight)
+    assert halves[0].readings == straight[0].readings
+    return straight
 
 
 class Runs:

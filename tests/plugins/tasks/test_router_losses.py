@@ -9,9 +9,7 @@ from typing import Any
 import pytest
 
 from ascend_run.testing.models import MOE
-from ascend_run.testing.pool import GlooPool
 from ascend_run.tools.verify.questions import Question
-from ascend_run.tools.verify.ranks import PoolRanks
 from ascend_run.tools.verify.verifier import Verifier
 from tests.support.chats import write_lines
 from tests.support.needed_plugins import names_of
@@ -24,11 +22,6 @@ from tests.support.router_losses import (
     of_router_losses,
     z_loss,
 )
-
-
-@pytest.fixture(scope="module")
-def verify(gloo_pool: GlooPool) -> Verifier:
-    return Verifier(PoolRanks(gloo_pool))
 
 
 @pytest.fixture(scope="module")

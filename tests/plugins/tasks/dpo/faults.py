@@ -51,18 +51,3 @@ def keep_sums_of_documents_to_oneself() -> Undo:
         return staticmethod(lambda ctx, x, group: x.clone())
 
     return replace(document_sums._SumOverRanks, "forward", change)
-
-
-def swap_the_answers_on_the_second_rank() -> Undo:
-    from ascend_run.ops.preference_loss import Answers
-
-    def change(inner: Any) -> Any:
-        def of_documents(cls: Any, values_D: Any) -> Any:
-            found = inner(values_D)
-            if dist.get_rank() != 1:
-                return found
-            return cls(chosen_P=found.rejected_P, rejected_P=found.chosen_P)
-
-        return classmethod(of_documents)
-
-    return replace(Answers, "of_documents", change)

@@ -9,9 +9,8 @@ import pytest
 
 from ascend_run.testing.models import DENSE, MOE
 from ascend_run.tools.plan.cost_model.estimate import RankCost
-from tests.support.chats import CHATML, write_lines, write_tokenizer
 from tests.support.costs import planned
-from tests.support.preference_files import preferences
+from tests.support.preference_files import write_pairs
 
 TP = {"parallel.tensor_model_parallel_size": 2}
 SP = {**TP, "parallel.sequence_parallel": True}
@@ -26,9 +25,7 @@ LOG_PROBABILITY_BYTES = 4
 
 @pytest.fixture(scope="module")
 def pairs(tmp_path_factory: pytest.TempPathFactory) -> Mapping[str, Any]:
-    folder = tmp_path_factory.mktemp("pairs")
-    write_tokenizer(folder / "tokenizer", CHATML)
-    write_lines(folder / "train.jsonl", preferences(4))
+    folder = write_pairs(tmp_path_factory.mktemp("pairs"), 4)
     return {
         "task": "dpo",
         "data.train": [str(folder / "train.jsonl")],

@@ -14,8 +14,7 @@ from ascend_run.testing.models import DENSE, MOE
 from ascend_run.testing.pool import GlooPool
 from ascend_run.testing.runtime import Shard
 from ascend_run.testing.tensors import assemble
-from tests.support.chats import CHATML, write_lines, write_tokenizer
-from tests.support.preference_files import preferences
+from tests.support.preference_files import write_pairs
 from tests.support.small_runs import standing_rank
 from tests.support.tiny_llama import write_llama
 
@@ -50,9 +49,7 @@ def weights(values: Mapping[str, Any]) -> dict[str, list[Shard]]:
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("pairs")
-    write_tokenizer(folder / "tokenizer", CHATML)
-    write_lines(folder / "train.jsonl", preferences(4))
+    folder = write_pairs(tmp_path_factory.mktemp("pairs"), 4)
     write_llama(folder / "model")
     return folder
 

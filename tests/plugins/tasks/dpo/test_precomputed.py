@@ -79,7 +79,6 @@ def run(gloo_pool: GlooPool, models: Path, tmp_path: Path) -> Job:
 
     def job(name: str, ranks: int = 1, enable: Any = (), **changes: Any) -> list[Ended]:
         options = {
-            "model__hf_path": str(models / changes.pop("model__hf_path", "model")),
             "train__train_iters": STEPS,
             "train__global_batch_size": 4,
             "plugins__dpo__shuffle": True,

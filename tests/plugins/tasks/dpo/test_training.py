@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import functools
 import shutil
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -15,13 +15,25 @@ import torch
 
 from ascend_run.ops.preference_loss import METRICS
 from ascend_run.testing.pool import GlooPool
-from tests.core.train.runs import assert_same, whole_run
+from tests.core.train.runs import assert_the_same_in_two_halves, whole_run
 from tests.support.needed_plugins import names_of
 from tests.support.plain_preferences import PlainSteps, smoothed
-from tests.support.preference_files import assert_equal_steps, tokenized, write_models_and_pairs
-from tests.support.tiny_llama import OPTIMIZER
+from tests.support.preference_files import (
+    assert_equal_steps,
+    assert_evaluated_twice,
+    tokenized,
+    write_models_and_pairs,
+)
+from tests.support.task_runs import (
+    BATCH,
+    EVALUATED,
+    STEPS,
+    batches_of,
+    held_out_in_a_step,
+    layouts_without,
+    ten_steps,
+)
 
-STEPS, BATCH = 10, 4
 PACKS = 3
 """Samples that the held-out pairs fill: two, three and two of them."""
 
@@ -33,8 +45,7 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def plain_steps(models: Path, model: str = "model", **options: Any) -> list[dict[str, float]]:
     pairs = tokenized(models / "blocks", models / "train.jsonl")
-    batches = [pairs[step * BATCH : (step + 1) * BATCH] for step in range(STEPS)]
-    return list(PlainSteps(folder=models / model, **options).steps(batches))
+    return list(PlainSteps(folder=models / model, **options).steps(batches_of(pairs)))
 
 
 Plain = Callable[[str], list[dict[str, float]]]
@@ -46,48 +57,8 @@ def plain(models: Path) -> Plain:
     return functools.cache(partial(plain_steps, models))
 
 
-def values(models: Path, output: Path, **changes: Any) -> Mapping[str, Any]:
-    return {
-        **OPTIMIZER,
-        "task": "dpo",
-        "run.output_dir": str(output),
-        "model.family": "llama",
-        "model.hf_path": str(models / "model"),
-        "model.make_vocab_size_divisible_by": 8,
-        "data.train": [str(models / "train.jsonl")],
-        "data.validation": [str(models / "held-out.jsonl")],
-        "data.tokenizer": str(models / "tokenizer"),
-        "data.seq_length": 128,
-        "train.train_iters": STEPS,
-        "train.global_batch_size": BATCH,
-        "train.precision": "fp32",
-        "train.log_interval": 1,
-        "plugins.dpo.shuffle": False,
-        "plugins.dpo.packing": False,
-        **{name.replace("__", "."): value for name, value in changes.items()},
-    }
-
-
-TP, PP = "parallel__tensor_model_parallel_size", "parallel__pipeline_model_parallel_size"
-CP = "parallel__context_parallel_size"
-LAYOUTS: dict[str, tuple[int, dict[str, Any], tuple[str, ...]]] = {
-    "one": (1, {}, ()),
-    "one, all at once": (1, {"train__micro_batch_size": 4}, ()),
-    "dp=2": (2, {"train__micro_batch_size": 2}, ()),
-    "dp=2, distributed optimizer": (2, {"ddp__use_distributed_optimizer": True}, ()),
-    "tp=2": (2, {TP: 2}, ()),
-    "tp=2, sp": (2, {TP: 2, "parallel__sequence_parallel": True, "train__micro_batch_size": 2}, ()),
-    "pp=2": (2, {PP: 2}, ()),
-    "pp=2, two rows": (2, {PP: 2, "train__micro_batch_size": 2}, ()),
-    "pp=2, vpp=2": (
-        2,
-        {PP: 2, "parallel__virtual_pipeline_model_parallel_size": 2, "model__hf_path": "deep"},
-        (),
-    ),
-    "tp=2, pp=2, sp": (4, {TP: 2, PP: 2, "parallel__sequence_parallel": True}, ()),
-    "cp=2, ulysses": (2, {CP: 2}, ("ulysses",)),
-    "cp=2, ring": (2, {CP: 2, "train__micro_batch_size": 2}, ("ring-attention",)),
-}
+values = partial(ten_steps, "dpo")
+LAYOUTS = layouts_without("pp=2, tied")
 
 
 @pytest.mark.exhaustive(by=lambda layout: [LAYOUTS[layout][0] > 1, bool(LAYOUTS[layout][2])])
@@ -96,12 +67,12 @@ def test_ten_steps_are_those_of_transformers(
     gloo_pool: GlooPool, models: Path, plain: Plain, tmp_path: Path, layout: str
 ) -> None:
     ranks, changes, plugins = LAYOUTS[layout]
-    model = changes.get("model__hf_path", "model")
-    run = values(models, tmp_path / "run", **{**changes, "model__hf_path": str(models / model)})
+    run = values(models, tmp_path / "run", **changes)
     ended = gloo_pool.run(whole_run, ranks, run, plugins, timeout=100)
-    assert_equal_steps(ended[0].readings, plain(model))
-    assert plain(model)[0]["rewards/margins"] == 0.0
-    assert plain(model)[-1]["rewards/margins"] > 0.05
+    steps = plain(changes.get("model", "model"))
+    assert_equal_steps(ended[0].readings, steps)
+    assert steps[0]["rewards/margins"] == 0.0
+    assert steps[-1]["rewards/margins"] > 0.05
 
 
 VARIANTS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
@@ -156,15 +127,8 @@ def test_packed_pairs_cost_what_they_cost_alone(
     gloo_pool: GlooPool, models: Path, tmp_path: Path, packing: bool
 ) -> None:
     """The seven held-out pairs in one step; packed they fill three samples, of unequal numbers."""
-    run = values(
-        models,
-        tmp_path / "run",
-        data__train=[str(models / "held-out.jsonl")],
-        train__train_iters=1,
-        train__global_batch_size=PACKS if packing else 7,
-        train__micro_batch_size=PACKS if packing else 1,
-        plugins__dpo__packing=packing,
-    )
+    at_once = held_out_in_a_step("dpo", models, packs=PACKS if packing else 0)
+    run = values(models, tmp_path / "run", **at_once)
     (ended,) = gloo_pool.run(whole_run, 1, run, timeout=100)
     pairs = tokenized(models / "blocks", models / "held-out.jsonl")
     plain = list(PlainSteps(folder=models / "model").steps([pairs]))
@@ -200,11 +164,7 @@ def test_a_run_in_two_halves_is_the_run_in_one(
         return gloo_pool.run(whole_run, 2, options, timeout=100)
 
     # 13 steps of 4: into the second epoch of 40 pairs.
-    straight = run("straight", train__train_iters=13)
-    run("halves", train__train_iters=9, checkpoint__save_interval=9)
-    halves = run("halves", train__train_iters=13, checkpoint__save_interval=9)
-    assert_same(halves, straight)
-    assert halves[0].readings == straight[0].readings
+    assert_the_same_in_two_halves(run, 13, 9)
 
 
 def test_a_run_does_not_resume_beside_another_reference(
@@ -241,26 +201,14 @@ def test_a_run_does_not_resume_beside_another_reference(
 def test_evaluation_has_the_metrics_of_the_held_out_file(
     gloo_pool: GlooPool, models: Path, tmp_path: Path
 ) -> None:
-    options = values(
-        models,
-        tmp_path / "run",
-        train__eval_interval=5,
-        train__eval_iters=1,
-        train__global_batch_size=7,
-        train__train_iters=5,
-        optimizer__lr=0.0,
-        plugins__dpo__reference=str(models / "other"),
-    )
+    reference = {"plugins__dpo__reference": str(models / "other")}
+    options = values(models, tmp_path / "run", **EVALUATED, **reference)
     (ended,) = gloo_pool.run(whole_run, 1, options, timeout=100)
-    evaluated = [line for line in ended.readings if "eval_loss" in line]
     pairs = tokenized(models / "blocks", models / "held-out.jsonl")
     steps = PlainSteps(folder=models / "model", reference=models / "other")
     (plain,) = steps.steps([pairs])
     assert abs(plain["rewards/margins"]) > 0.01
-    for name in ("loss", *METRICS):
-        for line in evaluated:
-            assert line[f"eval_{name}"] == pytest.approx(plain[name], rel=1e-5, abs=2e-6), name
-    assert len(evaluated) == 2
+    assert_evaluated_twice(ended.readings, plain, METRICS)
 
 
 @pytest.mark.needs_plugins("lora")
@@ -270,21 +218,17 @@ def test_the_base_of_adapters_is_the_reference_as_a_second_model_is(
     gloo_pool: GlooPool, models: Path, tmp_path: Path, layout: str
 ) -> None:
     ranks, changes, _ = LAYOUTS[layout]
-    changes = {
-        **changes,
-        "model__hf_path": str(models / changes.get("model__hf_path", "model")),
-        "plugins__lora__rank": 4,
-        "plugins__lora__export": False,
-    }
+    model = str(models / changes.get("model", "model"))
+    changes = {**changes, "plugins__lora__rank": 4, "plugins__lora__export": False}
 
     def run(name: str, **more: Any) -> Any:
         options = values(models, tmp_path / name, **changes, **more)
         return gloo_pool.run(whole_run, ranks, options, ("lora",), timeout=100)[0]
 
-    second = run("second", plugins__dpo__reference=changes["model__hf_path"])
+    second = run("second", plugins__dpo__reference=model)
     base = run("base")  # by default
     logged = {name: (tmp_path / name / "log.jsonl").read_text() for name in ("second", "base")}
-    for name, weights in (("second", changes["model__hf_path"]), ("base", "base")):
+    for name, weights in (("second", model), ("base", "base")):
         assert f'"weights": "{weights}"' in logged[name]
     assert '"dpo.reference"' in logged["base"]
     assert_equal_steps(base.readings, second.readings)

@@ -11,9 +11,10 @@ from ascend_run.testing.pool import GlooPool
 from tests.core.train.runs import whole_run
 from tests.support.plain_rewards import write_scorer
 from tests.support.preference_files import assert_equal_steps, write_models_and_pairs
+from tests.support.task_runs import BATCH, STEPS
 from tests.support.trl_rewards import METRICS, TrlRewards
 
-from .test_training import BATCH, STEPS, values
+from .test_training import values
 
 
 @pytest.fixture(scope="module")

@@ -8,9 +8,8 @@ from typing import Any
 import pytest
 
 from ascend_run.testing.models import DENSE
-from tests.support.chats import CHATML, write_lines, write_tokenizer
 from tests.support.costs import planned, sent_bytes
-from tests.support.preference_files import preferences
+from tests.support.preference_files import write_pairs
 
 SP = {"parallel.tensor_model_parallel_size": 2, "parallel.sequence_parallel": True}
 PP = {"parallel.pipeline_model_parallel_size": 2}
@@ -19,9 +18,7 @@ TIED = {"model.share_embeddings_and_output_weights": True}
 
 @pytest.fixture(scope="module")
 def pairs(tmp_path_factory: pytest.TempPathFactory) -> Mapping[str, Any]:
-    folder = tmp_path_factory.mktemp("pairs")
-    write_tokenizer(folder / "tokenizer", CHATML)
-    write_lines(folder / "train.jsonl", preferences(4))
+    folder = write_pairs(tmp_path_factory.mktemp("pairs"), 4)
     return {
         "data.train": [str(folder / "train.jsonl")],
         "data.tokenizer": str(folder / "tokenizer"),

@@ -5,80 +5,44 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-from ascend_run.testing.pool import GlooPool
-from ascend_run.tools.verify.compare.verdict import Outcome, Phase
+from ascend_run.tools.verify.compare.verdict import Phase
 from ascend_run.tools.verify.questions import Question
-from ascend_run.tools.verify.ranks import PoolRanks
 from ascend_run.tools.verify.verifier import Verifier
-from tests.support.chats import CHATML, write_lines, write_tokenizer
+from tests.support import verified_tasks
 from tests.support.needed_plugins import names_of
-from tests.support.preference_files import preferences
+from tests.support.preference_faults import swap_the_answers_on_the_second_rank
+from tests.support.preference_files import write_pairs
+from tests.support.verified_tasks import (
+    TIED,
+    assert_diverges_in,
+    assert_is_one_rank,
+    question,
+)
 from tests.tools.verify.faults import Undo
 
 from . import faults
 
 
 @pytest.fixture(scope="module")
-def verify(gloo_pool: GlooPool) -> Verifier:
-    return Verifier(PoolRanks(gloo_pool))
-
-
-@pytest.fixture(scope="module")
 def pairs(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("pairs")
-    write_tokenizer(folder / "tokenizer", CHATML)
-    write_lines(folder / "train.jsonl", preferences(24))
-    return folder
+    return write_pairs(tmp_path_factory.mktemp("pairs"), 24)
 
 
-TIED = {"model.share_embeddings_and_output_weights": True}
-LAYOUTS: dict[str, tuple[dict[str, int], dict[str, Any], tuple[str, ...]]] = {
-    "tp=2": ({"tp": 2}, {}, ()),
-    "tp=2, sp": ({"tp": 2, "sp": 1}, {}, ()),
-    "pp=2": ({"pp": 2}, {}, ()),
-    "pp=2, tied": ({"pp": 2}, TIED, ()),
-    "pp=2, vpp=2": ({"pp": 2, "vpp": 2}, {}, ()),
-    "ep=2": ({"ep": 2}, {}, ()),
-    "tp=2, ep=2": ({"tp": 2, "ep": 2}, {}, ()),
-    "dp=2, distributed optimizer": ({"dp": 2}, {"ddp.use_distributed_optimizer": True}, ()),
-    "tp=2, pp=2, sp": ({"tp": 2, "pp": 2, "sp": 1}, {}, ()),
-    "cp=2, ulysses": ({"cp": 2}, {}, ("ulysses",)),
-    "cp=2, ring": ({"cp": 2}, {}, ("ring-attention",)),
-}
+LAYOUTS = {**verified_tasks.LAYOUTS, "pp=2, tied": TIED}
 
 
 def question_of(pairs: Path, layout: str) -> Question:
-    sizes, values, plugins = LAYOUTS[layout]
-    return Question(
-        task="orm",
-        enable=plugins,
-        layout=sizes,
-        steps=2,
-        config={
-            "model.vocab_size": 400,
-            "data.train": [str(pairs / "train.jsonl")],
-            "data.tokenizer": str(pairs / "tokenizer"),
-            "data.seq_length": 96,
-            "model.moe_aux_loss_coeff": 0.0,
-            **values,
-        },
-    )
+    return question("orm", pairs, LAYOUTS[layout], {"model.moe_aux_loss_coeff": 0.0})
 
 
 @pytest.mark.exhaustive(by=lambda layout: [])
 @pytest.mark.parametrize("layout", names_of(LAYOUTS, lambda case: case[2]))
 def test_each_layout_is_one_rank(verify: Verifier, pairs: Path, layout: str) -> None:
-    verdict = verify(question_of(pairs, layout))
-    assert verdict.good, [check for check in verdict.checks if not check.passed]
-    assert verdict.outcome is Outcome.WITHIN
     lacks = "it has no formula for task=orm; it has no formula for model.num_labels=1"
-    assert f"not compared with the oracle: {lacks}" in verdict.notes
-    documents = {case.name: case.occurred for case in verdict.cases}
-    assert documents["several documents in a row"]
+    assert_is_one_rank(verify(question_of(pairs, layout)), lacks)
 
 
 @pytest.mark.exhaustive(by=lambda fault: [])
@@ -98,7 +62,7 @@ def test_each_layout_is_one_rank(verify: Verifier, pairs: Path, layout: str) -> 
             Phase.FORWARD,
         ),
         (
-            faults.swap_the_answers_on_the_second_rank,
+            swap_the_answers_on_the_second_rank,
             "dp=2, distributed optimizer",
             Phase.BACKWARD,
         ),
@@ -107,7 +71,4 @@ def test_each_layout_is_one_rank(verify: Verifier, pairs: Path, layout: str) -> 
 def test_each_fault_is_found(
     verify: Verifier, pairs: Path, fault: Callable[[], Undo], layout: str, phase: Phase
 ) -> None:
-    verdict = verify(question_of(pairs, layout), fault)
-    assert verdict.outcome is Outcome.DIVERGES
-    assert verdict.fault is not None
-    assert verdict.fault.phase is phase
+    assert_diverges_in(phase, verify(question_of(pairs, layout), fault))

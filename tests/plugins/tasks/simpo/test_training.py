@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -15,9 +16,7 @@ from tests.core.train.runs import whole_run
 from tests.support.needed_plugins import names_of
 from tests.support.plain_preferences import PlainSteps
 from tests.support.preference_files import assert_equal_steps, tokenized, write_models_and_pairs
-from tests.support.tiny_llama import OPTIMIZER
-
-STEPS, BATCH = 10, 4
+from tests.support.task_runs import BATCH, LAYOUTS, STEPS, Layout, batches_of, ten_steps
 
 
 @pytest.fixture(scope="module")
@@ -29,7 +28,6 @@ def plain_steps(
     models: Path, loss: Callable[[Tensor, Tensor], Tensor], **options: Any
 ) -> list[dict[str, float]]:
     pairs = tokenized(models / "blocks", models / "train.jsonl")
-    batches = [pairs[step * BATCH : (step + 1) * BATCH] for step in range(STEPS)]
     steps = PlainSteps(
         folder=models / "model",
         loss=loss,
@@ -38,29 +36,10 @@ def plain_steps(
         logs_means=True,
         **{"beta": 2.5, **options},
     )
-    return list(steps.steps(batches))
+    return list(steps.steps(batches_of(pairs)))
 
 
-def values(models: Path, output: Path, **changes: Any) -> Mapping[str, Any]:
-    return {
-        **OPTIMIZER,
-        "task": "simpo",
-        "run.output_dir": str(output),
-        "model.family": "llama",
-        "model.hf_path": str(models / "model"),
-        "model.make_vocab_size_divisible_by": 8,
-        "data.train": [str(models / "train.jsonl")],
-        "data.tokenizer": str(models / "tokenizer"),
-        "data.seq_length": 128,
-        "train.train_iters": STEPS,
-        "train.global_batch_size": BATCH,
-        "train.eval_interval": 0,
-        "train.precision": "fp32",
-        "train.log_interval": 1,
-        "plugins.simpo.shuffle": False,
-        "plugins.simpo.packing": False,
-        **{name.replace("__", "."): value for name, value in changes.items()},
-    }
+values = partial(ten_steps, "simpo", train__eval_interval=0)
 
 
 def sigmoid(chosen: Tensor, rejected: Tensor) -> Tensor:
@@ -100,29 +79,19 @@ def test_each_variant_is_that_of_transformers(
     assert_equal_steps(ended.readings, plain_steps(models, loss, **theirs))
 
 
-LAYOUTS: dict[str, tuple[int, dict[str, Any], tuple[str, ...]]] = {
+CASES: dict[str, Layout] = {
     "longer padding": (1, {"data__seq_length": 256}, ()),
-    "dp=2": (2, {"train__micro_batch_size": 2}, ()),
-    "tp=2, sp": (
-        2,
-        {
-            "parallel__tensor_model_parallel_size": 2,
-            "parallel__sequence_parallel": True,
-            "train__micro_batch_size": 2,
-        },
-        (),
-    ),
-    "pp=2": (2, {"parallel__pipeline_model_parallel_size": 2}, ()),
-    "cp=2": (2, {"parallel__context_parallel_size": 2}, ("ulysses",)),
+    **{name: LAYOUTS[name] for name in ("dp=2", "tp=2, sp", "pp=2")},
+    "cp=2": LAYOUTS["cp=2, ulysses"],
 }
 
 
-@pytest.mark.exhaustive(by=lambda layout: [LAYOUTS[layout][0] > 1, bool(LAYOUTS[layout][2])])
-@pytest.mark.parametrize("layout", names_of(LAYOUTS, lambda case: case[2]))
+@pytest.mark.exhaustive(by=lambda layout: [CASES[layout][0] > 1, bool(CASES[layout][2])])
+@pytest.mark.parametrize("layout", names_of(CASES, lambda case: case[2]))
 def test_ten_steps_are_the_same_in_each_layout(
     gloo_pool: GlooPool, models: Path, tmp_path: Path, layout: str
 ) -> None:
-    ranks, changes, plugins = LAYOUTS[layout]
+    ranks, changes, plugins = CASES[layout]
     run = values(models, tmp_path / "run", **changes)
     ended = gloo_pool.run(whole_run, ranks, run, plugins, timeout=100)
     assert_equal_steps(ended[0].readings, plain_steps(models, sigmoid))
