@@ -15,13 +15,13 @@ from ascend_run.plugin_api.implementations import claims_of
 from ascend_run.plugins.fine_tuning.fused_mlp import FusedMlp
 from ascend_run.testing.models import DENSE, MOE
 from ascend_run.testing.pool import GlooPool
-from tests.core.train.runs import whole_run
+from tests.core.train.runs import Ended, whole_run
 from tests.plugins.fine_tuning.adapter_trials import assert_resumed_without_change
 from tests.support.communication import differences
 from tests.support.costs import planned
 from tests.support.preference_files import assert_equal_steps, write_models_and_pairs
 from tests.support.saved_tensors import expected_bytes, saved_bytes
-from tests.support.tiny_llama import OPTIMIZER
+from tests.support.task_runs import run_values
 from tests.support.tiny_options import planned_with
 
 NAMES: Final = ("lora", "fused-mlp")
@@ -170,28 +170,21 @@ def test_a_resumed_run_changes_no_bit_and_has_the_keys_of_lora(
 def test_a_reference_of_the_base_has_no_adapters(gloo_pool: GlooPool, tmp_path: Path) -> None:
     """After the first step adapters are not zero, and the margins show what the reference has."""
     folder = write_models_and_pairs(tmp_path, 8)
-    values = {
-        **OPTIMIZER,
-        "task": "dpo",
-        "model.family": "llama",
-        "model.hf_path": str(folder / "model"),
-        "model.make_vocab_size_divisible_by": 8,
-        "data.train": [str(folder / "train.jsonl")],
-        "data.tokenizer": str(folder / "tokenizer"),
-        "data.seq_length": 128,
-        "train.train_iters": 3,
-        "train.global_batch_size": 2,
-        "train.precision": "fp32",
-        "train.log_interval": 1,
-        "plugins.dpo.packing": False,
-        "plugins.dpo.reference": "base",
-        "plugins.lora.export": False,
+    options = {
+        "data__seq_length": 128,
+        "train__train_iters": 3,
+        "train__global_batch_size": 2,
+        "train__log_interval": 1,
+        "plugins__dpo__packing": False,
+        "plugins__dpo__reference": "base",
+        "plugins__lora__export": False,
     }
-    (alone,), (ours,) = (
-        gloo_pool.run(
-            whole_run, 1, {**values, "run.output_dir": str(tmp_path / name)}, plugins, timeout=100
-        )
-        for name, plugins in (("lora", ("lora",)), ("fused", NAMES))
-    )
+
+    def run(name: str, plugins: tuple[str, ...]) -> Ended:
+        values = run_values("dpo", folder, tmp_path / name, **options)
+        (ended,) = gloo_pool.run(whole_run, 1, values, plugins, timeout=100)
+        return ended
+
+    alone, ours = run("lora", ("lora",)), run("fused", NAMES)
     assert_equal_steps(ours.readings, [line for line in alone.readings if "loss" in line])
     assert alone.readings[-1]["rewards/margins"] != 0.0

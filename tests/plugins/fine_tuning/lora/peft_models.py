@@ -7,10 +7,10 @@ from pathlib import Path
 from typing import Any, Final
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from transformers import AutoConfig, AutoModelForCausalLM
 
-RANK, ALPHA = 4, 6
+RANK, ALPHA, VOCAB = 4, 6, 61
 
 EVERY: Final = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
 
@@ -114,6 +114,20 @@ def trained(model: nn.Module) -> dict[str, nn.Parameter]:
         for name, parameter in model.named_parameters()
         if "lora_" in name or ".modules_to_save." in name
     }
+
+
+def random_batch() -> tuple[Tensor, Tensor]:
+    """Return tokens and labels, both [2, 16] int64."""
+    rows = torch.randint(VOCAB, (2, 17), generator=torch.Generator().manual_seed(1))
+    return rows[:, :-1].contiguous(), rows[:, 1:].contiguous()
+
+
+def logits_of(model: Any) -> Tensor:
+    """Return the logits of a model of transformers or PEFT on fixed tokens, [2, 24, V]."""
+    tokens = torch.randint(300, (2, 24), generator=torch.Generator().manual_seed(1))
+    with torch.no_grad():
+        logits: Tensor = model.eval()(input_ids=tokens).logits
+    return logits
 
 
 def write_peft(model: Any, folder: Path) -> str:

@@ -8,17 +8,15 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
-from torch.nn import functional as F
 
 from ascend_run.testing.pool import GlooPool
 from tests.support.loaded_model import largest_difference
 from tests.support.tiny_llama import write_llama
 
+from .against_peft import TOLERANCE, assert_is_of_peft, of_peft
 from .lora_jobs import base_values, hf_names, run_once
-from .peft_models import EVERY, peft_model, trained, write_peft
+from .peft_models import EVERY, VOCAB, peft_model, write_peft
 
-TOLERANCE = 1e-5
-VOCAB = 61
 TARGETS: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
     "all": (EVERY, ("all-linear",)),
     "attention": (("q_proj", "k_proj", "v_proj", "o_proj"), ("linear_qkv", "linear_proj")),
@@ -33,12 +31,6 @@ def base(tmp_path_factory: pytest.TempPathFactory) -> str:
     return write_llama(tmp_path_factory.mktemp("base"), VOCAB)
 
 
-@pytest.fixture
-def batch() -> tuple[Tensor, Tensor]:
-    tokens = torch.randint(VOCAB, (2, 17), generator=torch.Generator().manual_seed(1))
-    return tokens[:, :-1].contiguous(), tokens[:, 1:].contiguous()
-
-
 @pytest.mark.exhaustive(by=lambda targets: [targets == "all"])
 @pytest.mark.parametrize("targets", TARGETS)
 def test_logits_and_every_adapters_gradient_are_pefts(
@@ -47,26 +39,9 @@ def test_logits_and_every_adapters_gradient_are_pefts(
     theirs, ours = TARGETS[targets]
     model = peft_model(base, targets=theirs)
     adapter = write_peft(model, tmp_path)
-    tokens, labels = batch
-    logits = model(input_ids=tokens).logits
-    loss = F.cross_entropy(logits.flatten(0, 1), labels.flatten(), reduction="sum")
-    loss.backward()
     values = base_values(base, adapter, plugins__lora__target_modules=list(ours))
-    (outcome,) = gloo_pool.run(run_once, 1, values, tokens, labels)
-
-    assert largest_difference(outcome.logits_BSV, logits.detach()) < TOLERANCE
-    assert largest_difference(outcome.loss, loss.detach()) < TOLERANCE
-    expected = {name: p.grad for name, p in trained(model).items()}
-    gradients = hf_names(outcome.gradients)
-    assert gradients.keys() == expected.keys()
-    for name, gradient in gradients.items():
-        assert largest_difference(gradient, expected[name]) < TOLERANCE, name
-    assert sorted(outcome.trained) == sorted(outcome.gradients), "nothing else is trained"
-    with torch.no_grad(), model.disable_adapter():
-        plain = model(input_ids=tokens).logits
-    assert largest_difference(plain, logits.detach()) > 0.01, "the adapters count"
-    assert outcome.merged_logits_BSV is not None
-    assert largest_difference(outcome.merged_logits_BSV, logits.detach()) < TOLERANCE
+    (outcome,) = gloo_pool.run(run_once, 1, values, *batch)
+    assert_is_of_peft(outcome, of_peft(model, batch))
 
 
 @pytest.mark.parametrize("rslora", [False, True])
@@ -90,9 +65,6 @@ def test_ranks_and_alphas_by_module_are_pefts(
     ranks, alphas = {"q_proj": 2, "v_proj": 3, "down_proj": 6}, {"k_proj": 5, "gate_proj": 3}
     model = peft_model(base, use_rslora=True, rank_pattern=ranks, alpha_pattern=alphas)
     adapter = write_peft(model, tmp_path)
-    tokens, labels = batch
-    logits = model(input_ids=tokens).logits
-    F.cross_entropy(logits.flatten(0, 1), labels.flatten(), reduction="sum").backward()
     values = base_values(
         base,
         adapter,
@@ -100,15 +72,8 @@ def test_ranks_and_alphas_by_module_are_pefts(
         plugins__lora__rank_pattern={"linear_q": 2, "linear_v": 3, "linear_fc2": 6},
         plugins__lora__alpha_pattern={"linear_k": 5.0, "linear_fc1_gate": 3.0},
     )
-    (outcome,) = gloo_pool.run(run_once, 1, values, tokens, labels)
-    assert largest_difference(outcome.logits_BSV, logits.detach()) < TOLERANCE
-    assert outcome.merged_logits_BSV is not None
-    assert largest_difference(outcome.merged_logits_BSV, logits.detach()) < TOLERANCE
-    gradients = hf_names(outcome.gradients)
-    expected = {name: p.grad for name, p in trained(model).items()}
-    assert gradients.keys() == expected.keys()
-    for name, gradient in gradients.items():
-        assert largest_difference(gradient, expected[name]) < TOLERANCE, name
+    (outcome,) = gloo_pool.run(run_once, 1, values, *batch)
+    assert_is_of_peft(outcome, of_peft(model, batch))
 
 
 def test_a_new_adapter_leaves_the_model_as_it_is(

@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 
 from ascend_run.testing.pool import GlooPool
-from tests.core.train.runs import Ended, assert_same, whole_run
+from tests.core.train.runs import Ended, assert_the_same_in_two_halves, whole_run
 from tests.support.preference_files import assert_equal_steps, write_models_and_pairs
-from tests.support.tiny_llama import OPTIMIZER
+from tests.support.task_runs import run_values
 
 from .peft_models import ALPHA, RANK, peft_model, write_peft
 
@@ -44,29 +44,20 @@ def run(gloo_pool: GlooPool, models: Path, tmp_path: Path) -> Run:
 
     def train(name: str, layout: str = "one", load: str = "adapter", **changes: Any) -> list[Ended]:
         ranks, split = LAYOUTS[layout]
-        values = {
-            **OPTIMIZER,
+        options = {
             **split,
-            "task": "dpo",
-            "run.output_dir": str(tmp_path / name),
-            "model.family": "llama",
-            "model.hf_path": str(models / "model"),
-            "model.make_vocab_size_divisible_by": 8,
-            "data.train": [str(models / "train.jsonl")],
-            "data.tokenizer": str(models / "tokenizer"),
-            "data.seq_length": 128,
-            "train.train_iters": STEPS,
-            "train.global_batch_size": 4,
-            "train.precision": "fp32",
-            "train.log_interval": 1,
-            "plugins.dpo.packing": False,
-            "plugins.dpo.reference": "base",
-            "plugins.lora.load": str(models / load),
-            "plugins.lora.rank": RANK,
-            "plugins.lora.alpha": float(ALPHA),
-            "plugins.lora.export": False,
-            **{key.replace("__", "."): value for key, value in changes.items()},
+            "data__seq_length": 128,
+            "train__train_iters": STEPS,
+            "train__log_interval": 1,
+            "plugins__dpo__packing": False,
+            "plugins__dpo__reference": "base",
+            "plugins__lora__load": str(models / load),
+            "plugins__lora__rank": RANK,
+            "plugins__lora__alpha": float(ALPHA),
+            "plugins__lora__export": False,
+            **changes,
         }
+        values = run_values("dpo", models, tmp_path / name, **options)
         return gloo_pool.run(whole_run, ranks, values, ("lora",), timeout=100)
 
     return train
@@ -83,11 +74,7 @@ def test_a_reference_has_the_adapters_that_were_loaded(run: Run, models: Path, l
 
 
 def test_a_resumed_run_has_them_still(run: Run) -> None:
-    straight = run("straight")
-    run("halves", train__train_iters=2, checkpoint__save_interval=2)
-    halves = run("halves", checkpoint__save_interval=2)
-    assert_same(halves, straight)
-    assert halves[0].readings == straight[0].readings
+    assert_the_same_in_two_halves(run, STEPS, 2)
 
 
 def test_a_run_does_not_resume_with_others(run: Run, models: Path) -> None:

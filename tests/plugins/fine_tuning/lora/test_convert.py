@@ -2,40 +2,17 @@
 
 from __future__ import annotations
 
-import json
-import warnings
 from pathlib import Path
 
 import pytest
-import torch
 from safetensors.torch import load_file
 
-from ascend_run.entrypoints.cli import run
 from ascend_run.testing.pool import GlooPool
 from tests.core.train.runs import whole_run, write_tokens
-from tests.support.family_checks import stored
 from tests.support.tiny_llama import write_llama
 
-from .peft_models import ALPHA, RANK, peft_model, read_peft, write_peft
-
-
-def convert(*words: str | Path) -> int:
-    return run(["convert", *map(str, words)])
-
-
-def merged_by_peft(base: str, adapter: str | Path) -> dict[str, torch.Tensor]:
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        state: dict[str, torch.Tensor] = read_peft(base, adapter).merge_and_unload().state_dict()
-    return state
-
-
-def check_merged(folder: Path, base: str, want: dict[str, torch.Tensor], changed: int) -> None:
-    got, before = stored(folder), stored(Path(base))
-    assert got.keys() == want.keys()
-    for name, tensor in want.items():
-        torch.testing.assert_close(got[name], tensor, rtol=1e-6, atol=1e-7)
-    assert sum(not torch.equal(got[name], before[name]) for name in got) == changed
+from .merged_models import check_merged, convert, merged_by_peft, written_as_exported
+from .peft_models import ALPHA, RANK, peft_model, write_peft
 
 
 def test_an_adapter_of_peft_is_merged_as_peft_merges_it(tmp_path: Path) -> None:
@@ -81,18 +58,13 @@ def test_a_run_on_two_ranks_becomes_its_merged_model(
     if contents == "full":
         Path(base).rename(tmp_path / "moved")
         base = str(tmp_path / "moved")
-    target, adapters = tmp_path / "out", (tmp_path / "run/adapter", tmp_path / "written")
+    target = tmp_path / "out"
     assert convert("--to", "hf", "--verify", "tensors", tmp_path / "run", target) == 0
     assert "adapters merged into 8 tensors" in capsys.readouterr().out
     check_merged(target, base, want, 10)
-    assert convert("--to", "peft", tmp_path / "run", tmp_path / "written") == 0
-    own, written = (json.loads((f / "adapter_config.json").read_text()) for f in adapters)
-    assert own == written
-    assert own["rank_pattern"] == {"down_proj": 6, "v_proj": 2}
-    assert own["alpha_pattern"] == {"q_proj": 3, "v_proj": 5}
-    own, written = (load_file(folder / "adapter_model.safetensors") for folder in adapters)
-    assert own.keys() == written.keys()
-    assert all(torch.equal(own[name], written[name]) for name in own)
+    settings = written_as_exported(tmp_path / "run", tmp_path / "written")
+    assert settings["rank_pattern"] == {"down_proj": 6, "v_proj": 2}
+    assert settings["alpha_pattern"] == {"q_proj": 3, "v_proj": 5}
     if contents == "full":
         return
     other = write_llama(tmp_path / "other", 61, seed=2)

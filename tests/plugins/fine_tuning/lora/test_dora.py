@@ -10,31 +10,32 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
-from torch.nn import functional as F
 
 from ascend_run.testing.models import DENSE, MOE
 from ascend_run.testing.pool import GlooPool
 from ascend_run.testing.runtime import Trial
 from ascend_run.testing.tensors import differences, full_tensors
 from tests.core.train.runs import Runs, whole_run
-from tests.support.chats import CHATML, GENERATION, write_lines, write_tokenizer
 from tests.support.communication import differences as message_differences
 from tests.support.costs import planned
 from tests.support.loaded_model import largest_difference
 from tests.support.tiny_llama import write_llama
 from tests.tools.plan.cost_model.cost_jobs import count_flops
 
-from .lora_jobs import base_values, hf_names, run_once
-from .peft_models import EVERY, peft_model, read_peft, trained, write_latent, write_peft
-from .test_convert import check_merged, convert, merged_by_peft
+from .against_peft import TOLERANCE, assert_is_of_peft, in_files, of_peft
+from .lora_jobs import base_values, run_once
+from .merged_models import check_each_merge, merged_by_peft, written_as_exported
+from .peft_models import EVERY, VOCAB, peft_model, read_peft, trained, write_latent, write_peft
+from .peft_runs import (
+    assert_trained_adapter,
+    train_with_peft,
+    values,
+    write_conversations,
+)
 from .test_layouts import CASES as LAYOUTS
 from .test_layouts import Trials
-from .test_merging import merge
 from .test_rules import problems, write_header
-from .test_training import BATCH, STEPS, conversations, train_with_peft, values
 
-TOLERANCE = 1e-5
-VOCAB = 61
 SIZES: dict[str, Any] = {"rank_pattern": {"v_proj": 2}, "alpha_pattern": {"up_proj": 9}}
 SAME = {"rank_pattern": {"linear_v": 2}, "alpha_pattern": {"linear_fc1_up": 9.0}}
 
@@ -55,20 +56,6 @@ def norms_of(model: Any, name: str) -> Tensor:
     module = name.partition(".lora_magnitude")[0]
     norms: Tensor = model.get_submodule(module).base_layer.weight.detach().norm(dim=1)
     return norms
-
-
-def in_files(tensors: dict[str, Any]) -> dict[str, Any]:
-    """Rename PEFT's parameters as in its files."""
-    return {
-        name.removesuffix(".weight") if "magnitude" in name else name: tensor
-        for name, tensor in tensors.items()
-    }
-
-
-@pytest.fixture
-def batch() -> tuple[Tensor, Tensor]:
-    tokens = torch.randint(VOCAB, (2, 17), generator=torch.Generator().manual_seed(1))
-    return tokens[:, :-1].contiguous(), tokens[:, 1:].contiguous()
 
 
 TARGETS: dict[str, tuple[str, tuple[str, ...], tuple[str, ...]]] = {
@@ -95,27 +82,14 @@ def test_logits_and_every_gradient_are_those_of_peft(
     sizes = SIZES if case == "all" else {}
     model = dora_model(base, targets=theirs, **sizes)
     adapter = write_peft(model, tmp_path / "adapter")
-    tokens, labels = batch
-    logits = model(input_ids=tokens).logits
-    F.cross_entropy(logits.flatten(0, 1), labels.flatten(), reduction="sum").backward()
     run = {
         **base_values(base, adapter, model__family=family),
         "plugins.lora.dora": True,
         "plugins.lora.target_modules": [*ours],
         **({f"plugins.lora.{name}": value for name, value in SAME.items()} if sizes else {}),
     }
-    (outcome,) = gloo_pool.run(run_once, 1, run, tokens, labels)
-
-    assert largest_difference(outcome.logits_BSV, logits.detach()) < TOLERANCE
-    expected = in_files({name: p.grad for name, p in trained(model).items()})
-    gradients = hf_names(outcome.gradients)
-    assert gradients.keys() == expected.keys()
-    for name, gradient in gradients.items():
-        assert largest_difference(gradient, expected[name]) < TOLERANCE, name
-    assert outcome.merged_logits_BSV is not None
-    assert largest_difference(outcome.merged_logits_BSV, logits.detach()) < TOLERANCE
-    with torch.no_grad(), model.disable_adapter():
-        assert largest_difference(model(input_ids=tokens).logits, logits.detach()) > 0.01
+    (outcome,) = gloo_pool.run(run_once, 1, run, *batch)
+    assert_is_of_peft(outcome, of_peft(model, batch))
 
 
 @pytest.fixture(scope="module")
@@ -123,9 +97,7 @@ def workplace(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Write a base model, its tokenizer, conversations and an initial adapter."""
     folder = tmp_path_factory.mktemp("dora")
     base = write_llama(folder / "model")
-    write_tokenizer(folder / "tokenizer", CHATML)
-    write_tokenizer(folder / "blocks", GENERATION)
-    write_lines(folder / "train.jsonl", conversations(STEPS * BATCH))
+    write_conversations(folder)
     write_peft(dora_model(base), folder / "adapter")
     return folder
 
@@ -159,12 +131,7 @@ def test_ten_steps_and_the_export_are_those_of_peft(
     expected, weights = reference
     losses = [line["loss"] for line in ended[0].readings]
     assert losses == pytest.approx(expected, rel=1e-5)
-    exported = load_file(tmp_path / "adapter/adapter_model.safetensors")
-    before = load_file(workplace / "adapter/adapter_model.safetensors")
-    assert exported.keys() == before.keys() == weights.keys()
-    for name, weight in weights.items():
-        torch.testing.assert_close(exported[name], weight, rtol=1e-4, atol=1e-5)
-        assert not torch.equal(exported[name], before[name]), f"{name} has not moved"
+    assert_trained_adapter(tmp_path / "adapter", workplace / "adapter", weights)
 
 
 def test_new_magnitudes_are_the_norms_of_the_loaded_weights(
@@ -203,24 +170,8 @@ def test_a_run_is_merged_and_written_with_magnitudes(
         **SP,
     )
     gloo_pool.run(whole_run, 2, run, ("lora",), timeout=100)
-    exported = tmp_path / "run/adapter"
-    want = merged_by_peft(base, exported)
-    assert convert("--to", "hf", tmp_path / "run", tmp_path / "out") == 0
-    check_merged(tmp_path / "out", base, want, 8)
-    assert convert("--to", "hf", "--adapter", exported, base, tmp_path / "read") == 0
-    check_merged(tmp_path / "read", base, want, 8)
-    code, output = merge(base, str(exported), tmp_path / "merged")
-    assert code == 0, output
-    check_merged(tmp_path / "merged", base, want, 8)
-
-    assert convert("--to", "peft", tmp_path / "run", tmp_path / "written") == 0
-    folders = (exported, tmp_path / "written")
-    own, written = (json.loads((f / "adapter_config.json").read_text()) for f in folders)
-    assert own == written
-    assert own["use_dora"] is True
-    own, written = (load_file(folder / "adapter_model.safetensors") for folder in folders)
-    assert own.keys() == written.keys()
-    assert all(torch.equal(own[name], written[name]) for name in own)
+    check_each_merge(tmp_path, base, merged_by_peft(base, tmp_path / "run/adapter"), 8)
+    assert written_as_exported(tmp_path / "run", tmp_path / "written")["use_dora"] is True
 
 
 def with_magnitudes(folder: str) -> None:

@@ -8,16 +8,13 @@ from typing import Any, Final
 
 import pytest
 from torch import Tensor
-from torch.nn import functional as F
 
 from ascend_run.testing.pool import GlooPool
 from tests.support.loaded_model import largest_difference
 
-from .lora_jobs import base_values, hf_names, reference_logits, run_once
-from .peft_models import peft_model, trained, write_latent, write_mixtral, write_peft
-from .test_against_peft import TOLERANCE, batch
-
-__all__ = ["batch"]
+from .against_peft import TOLERANCE, assert_is_of_peft, of_peft
+from .lora_jobs import base_values, reference_logits, run_once
+from .peft_models import peft_model, write_latent, write_mixtral, write_peft
 
 ATTENTION: Final = ("q_proj", "o_proj")
 OURS: Final = ("linear_q", "linear_proj")
@@ -83,19 +80,12 @@ def test_experts_beside_latent_attention_are_those_of_peft(
     base = write_latent(tmp_path / "base", "deepseek_v2")
     model = peft_model(base, targets=("q_b_proj",), target_parameters=BOTH)
     adapter = write_peft(model, tmp_path / "adapter")
-    tokens, labels = batch
-    logits = model(input_ids=tokens).logits
-    F.cross_entropy(logits.flatten(0, 1), labels.flatten(), reduction="sum").backward()
     options = {"target_modules": ["linear_q_up_proj", "experts"]}
     values = {**mixtral_values(base, adapter, options), "model.family": "deepseek_v2"}
-    (outcome,) = gloo_pool.run(run_once, 1, values, tokens, labels)
-    assert largest_difference(outcome.logits_BSV, logits.detach()) < TOLERANCE
-    expected = {name: p.grad for name, p in trained(model).items()}
-    gradients = hf_names(outcome.gradients)
-    assert gradients.keys() == expected.keys()
-    assert len(gradients) == 2 * 2 + 4
-    for name, gradient in gradients.items():
-        assert largest_difference(gradient, expected[name]) < TOLERANCE, name
+    (outcome,) = gloo_pool.run(run_once, 1, values, *batch)
+    wanted = of_peft(model, batch)
+    assert_is_of_peft(outcome, wanted)
+    assert len(wanted.gradients) == 2 * 2 + 4
 
 
 @pytest.mark.filterwarnings("ignore:The following .*_pattern keys:RuntimeWarning")
@@ -116,23 +106,6 @@ def test_logits_and_every_gradient_are_those_of_peft(
     base = write_mixtral(tmp_path / "base")
     model = peft_model(base, **theirs)
     adapter = write_peft(model, tmp_path / "adapter")
-    tokens, labels = batch
-    logits = model(input_ids=tokens).logits
-    loss = F.cross_entropy(logits.flatten(0, 1), labels.flatten(), reduction="sum")
-    loss.backward()
     values = mixtral_values(base, adapter, ours)
-    (outcome,) = gloo_pool.run(run_once, 1, values, tokens, labels, ("lora", *kernel))
-
-    assert largest_difference(outcome.logits_BSV, logits.detach()) < TOLERANCE
-    assert largest_difference(outcome.loss, loss.detach()) < TOLERANCE
-    expected = {name: p.grad for name, p in trained(model).items()}
-    gradients = hf_names(outcome.gradients)
-    assert gradients.keys() == expected.keys()
-    for name, gradient in gradients.items():
-        assert largest_difference(gradient, expected[name]) < TOLERANCE, name
-    assert sorted(outcome.trained) == sorted(outcome.gradients), "nothing else is trained"
-    with model.disable_adapter():
-        plain = model(input_ids=tokens).logits.detach()
-    assert largest_difference(plain, logits.detach()) > 0.01, "the adapters count"
-    assert outcome.merged_logits_BSV is not None
-    assert largest_difference(outcome.merged_logits_BSV, logits.detach()) < TOLERANCE
+    (outcome,) = gloo_pool.run(run_once, 1, values, *batch, ("lora", *kernel))
+    assert_is_of_peft(outcome, of_peft(model, batch))

@@ -13,21 +13,19 @@ import attrs
 import pytest
 import torch
 from safetensors.torch import load_file
-from torch import Tensor
 from transformers import AutoModelForCausalLM
 
 from ascend_run.core.checkpoint.store import FileStore
 from ascend_run.testing.pool import GlooPool
-from tests.core.train.runs import assert_same, whole_run
-from tests.support.chats import CHATML, GENERATION, write_lines, write_tokenizer
+from tests.core.train.runs import assert_the_same_in_two_halves, whole_run
 from tests.support.loaded_model import largest_difference
+from tests.support.task_runs import STEPS
 
-from .peft_models import peft_model, read_peft, trained, write_mixtral, write_peft
-from .test_convert import convert
+from . import peft_runs
+from .merged_models import convert, merge, written_as_exported
+from .peft_models import logits_of, peft_model, read_peft, trained, write_mixtral, write_peft
+from .peft_runs import assert_trained_adapter, train_with_peft, write_conversations
 from .test_experts import ATTENTION, BOTH, OURS
-from .test_merging import merge
-from .test_training import BATCH, STEPS, conversations, train_with_peft
-from .test_training import values as values_of_a_run
 
 RANKS: Final = {BOTH[1]: 2}
 EP: Final = {"parallel__expert_model_parallel_size": 2, "train__micro_batch_size": 2}
@@ -51,7 +49,7 @@ class TrainedRun:
 
 def values(workplace: Path, output: Path, **changes: Any) -> Mapping[str, Any]:
     return {
-        **values_of_a_run(workplace, output),
+        **peft_runs.values(workplace, output),
         "model.family": "mixtral",
         "model.moe_aux_loss_coeff": 0.0,
         "plugins.lora.target_modules": [*OURS, "experts"],
@@ -65,9 +63,7 @@ def run(tmp_path_factory: pytest.TempPathFactory, gloo_pool: GlooPool) -> Traine
     """Train on two ranks with two experts each, from an adapter of PEFT."""
     folder = tmp_path_factory.mktemp("experts")
     base = write_mixtral(folder / "model", vocab_size=400)
-    write_tokenizer(folder / "tokenizer", CHATML)
-    write_tokenizer(folder / "blocks", GENERATION)
-    write_lines(folder / "train.jsonl", conversations(STEPS * BATCH))
+    write_conversations(folder)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         model = peft_model(base, targets=ATTENTION, target_parameters=BOTH, rank_pattern=RANKS)
@@ -77,23 +73,11 @@ def run(tmp_path_factory: pytest.TempPathFactory, gloo_pool: GlooPool) -> Traine
     return TrainedRun(folder, [line["loss"] for line in ended[0].readings])
 
 
-def logits_of(model: Any) -> Tensor:
-    tokens = torch.randint(300, (2, 24), generator=torch.Generator().manual_seed(1))
-    with torch.no_grad():
-        logits: Tensor = model.eval()(input_ids=tokens).logits
-    return logits
-
-
 def test_ten_losses_and_the_exported_adapter_are_those_of_peft(run: TrainedRun) -> None:
     expected, weights = train_with_peft(run.workplace)
     assert run.losses == pytest.approx(expected, rel=1e-5)
     assert max(expected) - min(expected) > 0.1
-    exported = load_file(run.folder / "adapter/adapter_model.safetensors")
-    assert exported.keys() == weights.keys()
-    before = load_file(run.workplace / "adapter/adapter_model.safetensors")
-    for name, weight in weights.items():
-        torch.testing.assert_close(exported[name], weight, rtol=1e-4, atol=1e-5)
-        assert not torch.equal(exported[name], before[name]), f"{name} has not moved"
+    assert_trained_adapter(run.folder / "adapter", run.workplace / "adapter", weights)
     keys = FileStore(run.folder / "checkpoints").manifest(STEPS).tensors
     kept = {key for key in keys if key.startswith("model/")}
     assert all(".adapter." in key for key in kept)
@@ -127,12 +111,7 @@ def test_peft_reads_the_export_and_merged_models_answer_as_it_does(
         merged = AutoModelForCausalLM.from_pretrained(tmp_path / name)
         assert largest_difference(logits_of(merged), adapted) < 1e-5, name
 
-    assert convert("--to", "peft", run.folder, tmp_path / "written") == 0
-    written = tmp_path / "written"
-    assert json.loads((written / "adapter_config.json").read_text()) == settings
-    again = load_file(written / "adapter_model.safetensors")
-    assert again.keys() == stored.keys()
-    assert all(torch.equal(again[name], tensor) for name, tensor in stored.items())
+    written_as_exported(run.folder, tmp_path / "written")
 
 
 @pytest.mark.exhaustive(by=lambda precision: [precision == "fp32"])
@@ -140,20 +119,15 @@ def test_peft_reads_the_export_and_merged_models_answer_as_it_does(
 def test_a_run_in_two_halves_is_the_run_in_one(
     gloo_pool: GlooPool, run: TrainedRun, tmp_path: Path, precision: str
 ) -> None:
-    def trained_for(name: str, steps: int) -> Any:
+    def trained_for(name: str, **changes: Any) -> Any:
         options = values(
             run.workplace,
             tmp_path / name,
             train__precision=precision,
-            train__train_iters=steps,
-            checkpoint__save_interval=2,
             plugins__sft__shuffle=True,
             **EP,
+            **changes,
         )
         return gloo_pool.run(whole_run, 2, options, ("lora",), timeout=100)
 
-    straight = trained_for("straight", 4)
-    trained_for("halves", 2)
-    halves = trained_for("halves", 4)
-    assert_same(halves, straight)
-    assert halves[0].readings == straight[0].readings
+    assert_the_same_in_two_halves(trained_for, 4, 2)

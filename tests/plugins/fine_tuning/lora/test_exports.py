@@ -9,7 +9,6 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
 from transformers import AutoModelForCausalLM
 
 from ascend_run.testing.pool import GlooPool
@@ -17,8 +16,8 @@ from tests.core.train.runs import whole_run
 from tests.support.loaded_model import largest_difference
 from tests.support.preference_files import write_models_and_pairs
 
-from .test_convert import convert
-from .test_merging import merge
+from .merged_models import convert, merge
+from .peft_models import logits_of
 
 TOLERANCE = 1e-5
 BASE = {"plugins.dpo.reference": "base"}
@@ -65,13 +64,6 @@ def trained_and_merged(pool: GlooPool, models: Path, folder: Path, base: str, ca
     assert convert("--to", "hf", folder / "run", folder / "of the run") == 0
     code, output = merge(str(models / base), str(folder / "run/adapter"), folder / "of the adapter")
     assert code == 0, output
-
-
-def logits_of(model: Any) -> Tensor:
-    tokens = torch.randint(300, (2, 24), generator=torch.Generator().manual_seed(1))
-    with torch.no_grad():
-        logits: Tensor = model.eval()(input_ids=tokens).logits
-    return logits
 
 
 @pytest.mark.needs_plugins("dpo")

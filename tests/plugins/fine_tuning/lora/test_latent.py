@@ -13,7 +13,6 @@ import pytest
 import torch
 from safetensors.torch import load_file
 from torch import Tensor
-from torch.nn import functional as F
 from transformers import AutoModelForCausalLM
 
 from ascend_run.testing.pool import GlooPool
@@ -23,19 +22,19 @@ from tests.core.train.runs import Runs, whole_run, write_tokens
 from tests.support.latent_models import MODEL
 from tests.support.loaded_model import largest_difference, loaded_gradients
 
-from .lora_jobs import base_values, hf_names, run_once
+from .against_peft import TOLERANCE, assert_is_of_peft, of_peft
+from .lora_jobs import base_values, run_once
+from .merged_models import convert
 from .peft_models import (
     LATENT,
+    VOCAB,
     peft_model,
     read_peft,
     trained,
     write_latent,
     write_peft,
 )
-from .test_convert import convert
 
-TOLERANCE = 1e-5
-VOCAB = 61
 ATTENTION = (
     *("linear_q_down_proj", "linear_q_up_proj"),
     *("linear_kv_down_proj", "linear_kv_up_proj", "linear_proj"),
@@ -60,12 +59,6 @@ CASES: dict[str, tuple[str, dict[str, Any], tuple[str, ...], tuple[str, ...]]] =
 }
 
 
-@pytest.fixture
-def batch() -> tuple[Tensor, Tensor]:
-    tokens = torch.randint(VOCAB, (2, 17), generator=torch.Generator().manual_seed(1))
-    return tokens[:, :-1].contiguous(), tokens[:, 1:].contiguous()
-
-
 @pytest.mark.exhaustive(by=lambda case: [CASES[case][0]])
 @pytest.mark.parametrize("case", CASES)
 def test_logits_and_every_gradient_are_those_of_peft(
@@ -75,25 +68,11 @@ def test_logits_and_every_gradient_are_those_of_peft(
     base = write_latent(tmp_path / "base", family, **changes)
     model = peft_model(base, targets=theirs)
     adapter = write_peft(model, tmp_path / "adapter")
-    tokens, labels = batch
-    logits = model(input_ids=tokens).logits
-    F.cross_entropy(logits.flatten(0, 1), labels.flatten(), reduction="sum").backward()
     values = base_values(
         base, adapter, model__family=family, plugins__lora__target_modules=[*ours], **NO_BALANCE
     )
-    (outcome,) = gloo_pool.run(run_once, 1, values, tokens, labels)
-
-    assert largest_difference(outcome.logits_BSV, logits.detach()) < TOLERANCE
-    expected = {name: p.grad for name, p in trained(model).items()}
-    gradients = hf_names(outcome.gradients)
-    assert gradients.keys() == expected.keys()
-    for name, gradient in gradients.items():
-        assert largest_difference(gradient, expected[name]) < TOLERANCE, name
-    with torch.no_grad(), model.disable_adapter():
-        plain = model(input_ids=tokens).logits
-    assert largest_difference(plain, logits.detach()) > 0.01, "the adapters count"
-    assert outcome.merged_logits_BSV is not None
-    assert largest_difference(outcome.merged_logits_BSV, logits.detach()) < TOLERANCE
+    (outcome,) = gloo_pool.run(run_once, 1, values, *batch)
+    assert_is_of_peft(outcome, of_peft(model, batch))
 
 
 def adapters_alone(outcomes: Sequence[RankOutcome]) -> list[RankOutcome]:

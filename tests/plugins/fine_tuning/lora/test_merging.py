@@ -8,19 +8,13 @@ from typing import Any
 
 import pytest
 import torch
-from click.testing import CliRunner
 from safetensors.torch import load_file
 from transformers import LlamaForCausalLM
 
-from ascend_run.plugins.fine_tuning.lora.merging import command
 from tests.support.tiny_llama import write_llama
 
+from .merged_models import merge
 from .peft_models import peft_model, write_peft
-
-
-def merge(base: str, adapter: str, target: Path) -> tuple[int, str]:
-    done = CliRunner().invoke(command, [base, adapter, str(target)])
-    return done.exit_code, done.output
 
 
 @pytest.mark.parametrize(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 import warnings
 from pathlib import Path
@@ -25,22 +24,27 @@ from ascend_run.testing.runtime import Trial, run_trial
 from ascend_run.testing.tensors import differences, full_tensors
 from ascend_run.types.config import RunSection
 from tests.core.train.runs import Runs, whole_run, write_tokens
-from tests.plugins.fine_tuning.lora.test_merging import merge
 from tests.plugins.fine_tuning.lora.test_rules import LATENT as LATENT_MODEL
 from tests.plugins.fine_tuning.lora.test_rules import problems, write_header
-from tests.support.chats import CHATML, GENERATION, write_lines, write_tokenizer
 from tests.support.costs import planned
 from tests.support.loaded_model import largest_difference
 from tests.support.tiny_configs import model_fields, parallel_fields
 from tests.support.tiny_llama import write_llama
 
+from .against_peft import TOLERANCE
 from .lora_jobs import base_values, hf_names, run_once
-from .peft_models import peft_model, read_peft, trained, write_latent, write_mixtral, write_peft
-from .test_convert import check_merged, convert, merged_by_peft
-from .test_training import BATCH, STEPS, conversations, train_with_peft, values
+from .merged_models import check_each_merge, merge, merged_by_peft, written_as_exported
+from .peft_models import (
+    VOCAB,
+    peft_model,
+    read_peft,
+    trained,
+    write_latent,
+    write_mixtral,
+    write_peft,
+)
+from .peft_runs import assert_trained_adapter, train_with_peft, values, write_conversations
 
-TOLERANCE = 1e-5
-VOCAB = 61
 EVERY = {
     "word_embeddings": "embed_tokens",
     "output_layer": "lm_head",
@@ -55,12 +59,6 @@ SAME = ["linear_q", "linear_v", "linear_proj"]
 
 def saved(*theirs: str) -> dict[str, Any]:
     return {"targets": TARGETS, "modules_to_save": [*theirs]}
-
-
-@pytest.fixture
-def batch() -> tuple[Tensor, Tensor]:
-    tokens = torch.randint(VOCAB, (2, 17), generator=torch.Generator().manual_seed(1))
-    return tokens[:, :-1].contiguous(), tokens[:, 1:].contiguous()
 
 
 CASES: dict[str, tuple[str, dict[str, Any], dict[str, str]]] = {
@@ -127,9 +125,7 @@ def workplace(tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureR
     folder = tmp_path_factory.mktemp(request.param)
     tied = request.param == "tied"
     base = write_llama(folder / "model", tie_word_embeddings=tied)
-    write_tokenizer(folder / "tokenizer", CHATML)
-    write_tokenizer(folder / "blocks", GENERATION)
-    write_lines(folder / "train.jsonl", conversations(STEPS * BATCH))
+    write_conversations(folder)
     theirs = [name for name in THEIRS if not (tied and name == "lm_head")]
     model = peft_model(base, **saved(*theirs), ensure_weight_tying=tied)
     write_peft(model, folder / "adapter")
@@ -176,12 +172,8 @@ def test_ten_steps_and_the_export_are_those_of_peft(
     expected, weights = reference
     losses = [line["loss"] for line in ended[0].readings]
     assert losses == pytest.approx(expected, rel=1e-5)
-    exported = load_file(tmp_path / "adapter/adapter_model.safetensors")
-    before = load_file(workplace / "adapter/adapter_model.safetensors")
-    assert exported.keys() == before.keys() >= weights.keys()
-    for name, weight in weights.items():
-        torch.testing.assert_close(exported[name], weight, rtol=1e-4, atol=1e-5)
-        assert not torch.equal(exported[name], before[name]), f"{name} has not moved"
+    folders, tied = (tmp_path / "adapter", workplace / "adapter"), workplace.name.startswith("tied")
+    assert_trained_adapter(*folders, weights, has_copies=tied)
 
 
 def test_peft_reads_what_is_exported_bit_for_bit(
@@ -216,27 +208,13 @@ def test_a_run_is_merged_and_written_with_its_modules(
         **SP,
     )
     gloo_pool.run(whole_run, 2, run, ("lora",), timeout=100)
-    exported = tmp_path / "run/adapter"
-    want = merged_by_peft(base, exported)
+    want = merged_by_peft(base, tmp_path / "run/adapter")
     want = {name: want[name] for name in load_file(workplace / "model/model.safetensors")}
     tied = workplace.name.startswith("tied")
     changed = 6 + 5 + (1 if tied else 2)
-    assert convert("--to", "hf", tmp_path / "run", tmp_path / "out") == 0
-    check_merged(tmp_path / "out", base, want, changed)
-    assert convert("--to", "hf", "--adapter", exported, base, tmp_path / "read") == 0
-    check_merged(tmp_path / "read", base, want, changed)
-    code, output = merge(base, str(exported), tmp_path / "merged")
-    assert code == 0, output
-    check_merged(tmp_path / "merged", base, want, changed)
-
-    assert convert("--to", "peft", tmp_path / "run", tmp_path / "written") == 0
-    folders = (exported, tmp_path / "written")
-    own, written = (json.loads((f / "adapter_config.json").read_text()) for f in folders)
-    assert own == written
-    assert own["ensure_weight_tying"] is tied
-    own, written = (load_file(folder / "adapter_model.safetensors") for folder in folders)
-    assert own.keys() == written.keys()
-    assert all(torch.equal(own[name], written[name]) for name in own)
+    check_each_merge(tmp_path, base, want, changed)
+    settings = written_as_exported(tmp_path / "run", tmp_path / "written")
+    assert settings["ensure_weight_tying"] is tied
 
 
 @pytest.mark.exhaustive(by=lambda contents: [])

@@ -3,40 +3,26 @@ PEFT's files, and resuming from checkpoints."""
 
 from __future__ import annotations
 
-import json
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from safetensors.torch import load_file
-from transformers import AutoTokenizer
 
 from ascend_run.core.checkpoint.store import FileStore
-from ascend_run.plugin_api import AscendRunError
 from ascend_run.testing.pool import GlooPool
-from tests.core.train.runs import Ended, assert_same, whole_run
-from tests.support.chats import CHATML, GENERATION, write_lines, write_tokenizer
-from tests.support.tiny_llama import OPTIMIZER, train_reference, write_llama
+from tests.core.train.runs import Ended, assert_the_same_in_two_halves, whole_run
+from tests.support.tiny_llama import write_llama
 
 from .peft_models import ALPHA, RANK, peft_model, read_peft, trained, write_peft
-
-STEPS, BATCH = 10, 4
-WORDS = ("one", "two", "three", "four", "five", "six", "seven", "eight", "hello", "fox")
-
-
-def conversations(count: int) -> list[dict[str, Any]]:
-    made = []
-    for index in range(count):
-        said = [WORDS[(index * 3 + k) % len(WORDS)] for k in range(1 + index % 6)]
-        made.append(
-            {"conversations": [
-                {"from": "human", "value": " ".join(said) + "?"},
-                {"from": "gpt", "value": " ".join(reversed(said)) + "."},
-            ]}
-        )  # fmt: skip
-    return made
+from .peft_runs import (
+    assert_trained_adapter,
+    refusal_of,
+    train_with_peft,
+    values,
+    write_conversations,
+)
 
 
 @pytest.fixture(scope="module")
@@ -44,61 +30,15 @@ def workplace(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Write a base model, its tokenizer, conversations and an initial adapter."""
     folder = tmp_path_factory.mktemp("lora")
     base = write_llama(folder / "model")
-    write_tokenizer(folder / "tokenizer", CHATML)
-    write_tokenizer(folder / "blocks", GENERATION)
-    write_lines(folder / "train.jsonl", conversations(STEPS * BATCH))
+    write_conversations(folder)
     write_peft(peft_model(base), folder / "adapter")
     return folder
-
-
-def values(workplace: Path, output: Path, **changes: Any) -> Mapping[str, Any]:
-    return {
-        **OPTIMIZER,
-        "task": "sft",
-        "run.output_dir": str(output),
-        "model.family": "llama",
-        "model.hf_path": str(workplace / "model"),
-        "model.make_vocab_size_divisible_by": 8,
-        "data.train": [str(workplace / "train.jsonl")],
-        "data.tokenizer": str(workplace / "tokenizer"),
-        "data.seq_length": 64,
-        "train.train_iters": STEPS,
-        "train.global_batch_size": BATCH,
-        "train.precision": "fp32",
-        "plugins.sft.shuffle": False,
-        "plugins.lora.rank": RANK,
-        "plugins.lora.alpha": float(ALPHA),
-        "plugins.lora.load": str(workplace / "adapter"),
-        **{name.replace("__", "."): value for name, value in changes.items()},
-    }
 
 
 @pytest.fixture(scope="module")
 def reference(workplace: Path) -> tuple[list[float], dict[str, torch.Tensor]]:
     """Return losses of PEFT's model on the same conversations, and its trained adapters."""
     return train_with_peft(workplace)
-
-
-def train_with_peft(workplace: Path) -> tuple[list[float], dict[str, torch.Tensor]]:
-    """Return losses of PEFT's model on the conversations of a folder, and what it has trained."""
-    tokenizer = AutoTokenizer.from_pretrained(workplace / "blocks")
-    samples = []
-    for line in (workplace / "train.jsonl").read_text().splitlines():
-        question, result = json.loads(line)["conversations"]
-        encoded = tokenizer.apply_chat_template(
-            [
-                {"role": "user", "content": question["value"]},
-                {"role": "assistant", "content": result["value"]},
-            ],
-            tokenize=True,
-            return_dict=True,
-            return_assistant_tokens_mask=True,
-        )
-        samples.append((encoded["input_ids"], [bool(x) for x in encoded["assistant_masks"]]))
-    batches = [samples[step * BATCH : (step + 1) * BATCH] for step in range(STEPS)]
-    model = read_peft(workplace / "model", workplace / "adapter")
-    losses = list(train_reference(model, batches))
-    return losses, {name: p.detach().clone() for name, p in trained(model).items()}
 
 
 SP = {"parallel__tensor_model_parallel_size": 2, "parallel__sequence_parallel": True}
@@ -127,12 +67,7 @@ def test_ten_losses_and_the_exported_adapter_are_those_of_peft(
     assert losses == pytest.approx(expected, rel=1e-5)
     assert max(expected) - min(expected) > 0.1
 
-    exported = load_file(tmp_path / "adapter/adapter_model.safetensors")
-    assert exported.keys() == weights.keys()
-    before = load_file(workplace / "adapter/adapter_model.safetensors")
-    for name, weight in weights.items():
-        torch.testing.assert_close(exported[name], weight, rtol=1e-4, atol=1e-5)
-        assert not torch.equal(exported[name], before[name]), f"{name} has not moved"
+    assert_trained_adapter(tmp_path / "adapter", workplace / "adapter", weights)
 
 
 def test_peft_reads_what_is_exported_bit_for_bit(
@@ -193,27 +128,15 @@ def test_a_run_in_two_halves_is_the_run_in_one(
             train__precision=precision,
             plugins__lora__dropout=0.2,
             plugins__sft__shuffle=True,
+            **SP,
             **changes,
         )
         return gloo_pool.run(whole_run, 2, options, ("lora",), timeout=100)
 
-    straight = run("straight", train__train_iters=6, **SP)
-    run("halves", train__train_iters=3, checkpoint__save_interval=3, **SP)
-    halves = run("halves", train__train_iters=6, checkpoint__save_interval=3, **SP)
-    assert_same(halves, straight)
-    assert halves[0].readings == straight[0].readings
+    assert_the_same_in_two_halves(run, 6, 3)
     kept = {key for key in stored_keys(tmp_path / "halves", 6) if key.startswith("model/")}
     assert all(".adapter." in key for key in kept) == (what == "adapters")
     assert (tmp_path / "halves/adapter/adapter_model.safetensors").is_file()
-
-
-def refusal_of(run: Mapping[str, Any]) -> str:
-    """Return the error of a run: a job that raises it would end the pool's ranks."""
-    try:
-        whole_run(run, ("lora",))
-    except AscendRunError as error:
-        return str(error)
-    return "no error"
 
 
 def test_adapters_do_not_go_on_beside_another_base(

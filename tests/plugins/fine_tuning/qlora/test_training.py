@@ -3,7 +3,6 @@ merged exports, resuming, and the base as the reference of a preference task."""
 
 from __future__ import annotations
 
-import json
 import shutil
 from collections.abc import Mapping
 from pathlib import Path
@@ -13,35 +12,38 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
-from torch.nn import functional as F
-from transformers import AutoTokenizer
 
 from ascend_run.core.checkpoint.store import FileStore
 from ascend_run.entrypoints.cli import run as command_line
-from ascend_run.plugin_api import AscendRunError
 from ascend_run.testing.pool import GlooPool
-from tests.core.train.runs import assert_same, whole_run
-from tests.plugins.fine_tuning.lora.lora_jobs import base_values, hf_names, run_once
+from tests.core.train.runs import assert_the_same_in_two_halves, whole_run
+from tests.plugins.fine_tuning.lora.against_peft import assert_gradients_are_of_peft, of_peft
+from tests.plugins.fine_tuning.lora.lora_jobs import base_values, run_once
+from tests.plugins.fine_tuning.lora.merged_models import merged_by_peft
 from tests.plugins.fine_tuning.lora.peft_models import (
     ALPHA,
     RANK,
     peft_model,
+    random_batch,
     read_peft,
-    trained,
     write_peft,
 )
-from tests.plugins.fine_tuning.lora.test_convert import merged_by_peft
-from tests.plugins.fine_tuning.lora.test_training import conversations
-from tests.support.chats import CHATML, GENERATION, write_lines, write_tokenizer
+from tests.plugins.fine_tuning.lora.peft_runs import (
+    new_values,
+    refusal_of,
+    train_with_peft,
+    write_conversations,
+)
 from tests.support.loaded_model import largest_difference
 from tests.support.preference_files import assert_equal_steps, write_models_and_pairs
-from tests.support.tiny_llama import OPTIMIZER, train_reference, write_llama
+from tests.support.task_runs import BATCH, STEPS, run_values
+from tests.support.tiny_llama import write_llama
 
 from .qlora_jobs import loaded_values, values_by_peer
 
-STEPS, BATCH = 10, 4
 BLOCK = 32
 """A row of most weights, so that rows have the same scales in whichever order they stand."""
+BLOCKS = {"plugins__qlora__blocksize": BLOCK, "plugins__qlora__use_double_quant": False}
 ENABLE = ("lora", "qlora")
 
 
@@ -56,82 +58,35 @@ def workplace(tmp_path_factory: pytest.TempPathFactory) -> Path:
         for name, tensor in load_file(base / "model.safetensors").items()
     }
     save_file(tensors, folder / "dequantised/model.safetensors", metadata={"format": "pt"})
-    write_tokenizer(folder / "tokenizer", CHATML)
-    write_tokenizer(folder / "blocks", GENERATION)
-    write_lines(folder / "train.jsonl", conversations(STEPS * BATCH))
+    write_conversations(folder)
     write_peft(peft_model(base), folder / "adapter")
     return folder
 
 
-def values(workplace: Path, output: Path, **changes: Any) -> Mapping[str, Any]:
-    return {
-        **OPTIMIZER,
-        "task": "sft",
-        "run.output_dir": str(output),
-        "model.family": "llama",
-        "model.hf_path": str(workplace / "model"),
-        "model.make_vocab_size_divisible_by": 8,
-        "data.train": [str(workplace / "train.jsonl")],
-        "data.tokenizer": str(workplace / "tokenizer"),
-        "data.seq_length": 64,
-        "train.train_iters": STEPS,
-        "train.global_batch_size": BATCH,
-        "train.precision": "fp32",
-        "plugins.sft.shuffle": False,
-        "plugins.lora.rank": RANK,
-        "plugins.lora.alpha": float(ALPHA),
-        "plugins.qlora.blocksize": BLOCK,
-        "plugins.qlora.use_double_quant": False,
-        **{name.replace("__", "."): value for name, value in changes.items()},
-    }
+def values(workplace: Path, output: Path, **changes: Any) -> dict[str, Any]:
+    return new_values(workplace, output, **{**BLOCKS, **changes})
 
 
 def test_every_adapters_gradient_is_pefts_on_bitsandbytes_weights(
     gloo_pool: GlooPool, workplace: Path
 ) -> None:
-    rows = torch.randint(61, (2, 17), generator=torch.Generator().manual_seed(1))
-    tokens, labels = rows[:, :-1].contiguous(), rows[:, 1:].contiguous()
     peer = read_peft(workplace / "dequantised", workplace / "adapter")
-    logits = peer(input_ids=tokens).logits
-    F.cross_entropy(logits.flatten(0, 1), labels.flatten(), reduction="sum").backward()
-    expected = {name: p.grad for name, p in trained(peer).items()}
+    batch = random_batch()
+    wanted = of_peft(peer, batch)
 
     model, adapter = str(workplace / "model"), str(workplace / "adapter")
-    run = {
-        **base_values(model, adapter),
-        "plugins.qlora.blocksize": BLOCK,
-        "plugins.qlora.use_double_quant": False,
-    }
-    (outcome,) = gloo_pool.run(run_once, 1, run, tokens, labels, ENABLE, False, timeout=100)
-    gradients = hf_names(outcome.gradients)
-    assert gradients.keys() == expected.keys()
-    for name, gradient in gradients.items():
-        assert largest_difference(gradient, expected[name]) < 1e-5, name
-    (plain,) = gloo_pool.run(run_once, 1, base_values(model, adapter), tokens, labels)
-    assert largest_difference(plain.logits_BSV, logits.detach()) > 1e-3, "quantisation counts"
+    run = base_values(model, adapter, **BLOCKS)
+    (outcome,) = gloo_pool.run(run_once, 1, run, *batch, ENABLE, False, timeout=100)
+    assert_gradients_are_of_peft(outcome, wanted)
+    (plain,) = gloo_pool.run(run_once, 1, base_values(model, adapter), *batch)
+    assert largest_difference(plain.logits_BSV, wanted.logits_BSV) > 1e-3, "quantisation counts"
 
 
 def test_ten_losses_are_those_of_peft_on_bitsandbytes_weights(
     gloo_pool: GlooPool, workplace: Path, tmp_path: Path
 ) -> None:
     """And the merged export is the dequantised base with the trained adapter."""
-    tokenizer = AutoTokenizer.from_pretrained(workplace / "blocks")
-    samples = []
-    for line in (workplace / "train.jsonl").read_text().splitlines():
-        question, result = json.loads(line)["conversations"]
-        encoded = tokenizer.apply_chat_template(
-            [
-                {"role": "user", "content": question["value"]},
-                {"role": "assistant", "content": result["value"]},
-            ],
-            tokenize=True,
-            return_dict=True,
-            return_assistant_tokens_mask=True,
-        )
-        samples.append((encoded["input_ids"], [bool(x) for x in encoded["assistant_masks"]]))
-    batches = [samples[step * BATCH : (step + 1) * BATCH] for step in range(STEPS)]
-    dequantised = workplace / "dequantised"
-    expected = list(train_reference(read_peft(dequantised, workplace / "adapter"), batches))
+    expected, _ = train_with_peft(workplace, "dequantised")
     run = values(
         workplace,
         tmp_path / "run",
@@ -145,7 +100,7 @@ def test_ten_losses_are_those_of_peft_on_bitsandbytes_weights(
     stored = {*FileStore(tmp_path / "run/checkpoints").manifest(STEPS).tensors}
     assert all(".adapter." in key for key in stored if key.startswith("model/"))
 
-    want = merged_by_peft(str(dequantised), tmp_path / "run/adapter")
+    want = merged_by_peft(str(workplace / "dequantised"), tmp_path / "run/adapter")
     out = tmp_path / "out"
     assert command_line(["convert", "--to", "hf", str(tmp_path / "run"), str(out)]) == 0
     got = load_file(out / "model.safetensors")
@@ -222,20 +177,7 @@ def test_a_run_in_two_halves_is_the_run_in_one(
         )
         return gloo_pool.run(whole_run, 2, options, ENABLE, timeout=100)
 
-    straight = run("straight", train__train_iters=6)
-    run("halves", train__train_iters=3, checkpoint__save_interval=3)
-    halves = run("halves", train__train_iters=6, checkpoint__save_interval=3)
-    assert_same(halves, straight)
-    assert halves[0].readings == straight[0].readings
-
-
-def refusal_of(run: Mapping[str, Any]) -> str:
-    """Return the error of a run: a job that raises it would end the pool's ranks."""
-    try:
-        whole_run(run, ENABLE)
-    except AscendRunError as error:
-        return str(error)
-    return "no error"
+    assert_the_same_in_two_halves(run, 6, 3)
 
 
 def test_adapters_do_not_go_on_beside_a_base_of_other_blocks(
@@ -244,7 +186,7 @@ def test_adapters_do_not_go_on_beside_a_base_of_other_blocks(
     run = values(workplace, tmp_path, train__train_iters=1, checkpoint__save_interval=1)
     gloo_pool.run(whole_run, 1, run, ENABLE, timeout=100)
     again = {**run, "train.train_iters": 2, "plugins.qlora.blocksize": 64}
-    (message,) = gloo_pool.run(refusal_of, 1, again, timeout=100)
+    (message,) = gloo_pool.run(refusal_of, 1, again, ENABLE, timeout=100)
     assert "plugins.qlora.blocksize=64, but the base of the checkpoint's adapters had 32" in message
 
 
@@ -257,16 +199,17 @@ def test_the_base_is_the_reference_as_a_second_model_is(
 
     def run(name: str, **more: Any) -> Any:
         options = {
-            **values(models, tmp_path / name),
-            "task": "dpo",
-            "data.seq_length": 128,
-            "train.train_iters": 3,
-            "train.log_interval": 1,
-            "plugins.dpo.shuffle": False,
+            "data__seq_length": 128,
+            "train__train_iters": 3,
+            "train__log_interval": 1,
+            "plugins__dpo__shuffle": False,
+            "plugins__lora__rank": RANK,
+            "plugins__lora__alpha": float(ALPHA),
+            **BLOCKS,
             **more,
         }
-        options.pop("plugins.sft.shuffle")
-        return gloo_pool.run(whole_run, 1, options, ENABLE, timeout=100)[0]
+        values = run_values("dpo", models, tmp_path / name, **options)
+        return gloo_pool.run(whole_run, 1, values, ENABLE, timeout=100)[0]
 
     second, base = run("second"), run("base", **{"plugins.dpo.reference": "base"})
     assert_equal_steps(base.readings, second.readings)

@@ -1,0 +1,73 @@
+"""Adapters merged into a model's files by the commands, against PEFT's merge."""
+
+from __future__ import annotations
+
+import json
+import warnings
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from click.testing import CliRunner
+from safetensors.torch import load_file
+from torch import Tensor
+
+from ascend_run.entrypoints.cli import run
+from ascend_run.plugins.fine_tuning.lora.merging import command
+from tests.support.family_checks import stored
+
+from .peft_models import read_peft
+
+
+def convert(*words: str | Path) -> int:
+    return run(["convert", *map(str, words)])
+
+
+def merge(base: str, adapter: str, target: Path) -> tuple[int, str]:
+    done = CliRunner().invoke(command, [base, adapter, str(target)])
+    return done.exit_code, done.output
+
+
+def merged_by_peft(base: str, adapter: str | Path) -> dict[str, Tensor]:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        state: dict[str, Tensor] = read_peft(base, adapter).merge_and_unload().state_dict()
+    return state
+
+
+def check_merged(folder: Path, base: str, want: Mapping[str, Tensor], changed: int) -> None:
+    got, before = stored(folder), stored(Path(base))
+    assert got.keys() == want.keys()
+    for name, tensor in want.items():
+        torch.testing.assert_close(got[name], tensor, rtol=1e-6, atol=1e-7)
+    assert sum(not torch.equal(got[name], before[name]) for name in got) == changed
+
+
+def check_each_merge(folder: Path, base: str, want: Mapping[str, Tensor], changed: int) -> None:
+    """Merge the adapter of ``run`` in a folder by ``convert`` from its checkpoint and from its
+    export, and by the command that merges."""
+    exported = folder / "run/adapter"
+    assert convert("--to", "hf", folder / "run", folder / "out") == 0
+    check_merged(folder / "out", base, want, changed)
+    assert convert("--to", "hf", "--adapter", exported, base, folder / "read") == 0
+    check_merged(folder / "read", base, want, changed)
+    code, output = merge(base, str(exported), folder / "merged")
+    assert code == 0, output
+    check_merged(folder / "merged", base, want, changed)
+
+
+def written_as_exported(run: Path, target: Path) -> dict[str, Any]:
+    """Write the adapter of a checkpoint in PEFT's format; return its settings.
+
+    It is the one that the run exported, in every bit.
+    """
+    assert convert("--to", "peft", run, target) == 0
+    folders = (run / "adapter", target)
+    own, written = (json.loads((f / "adapter_config.json").read_text()) for f in folders)
+    assert own == written
+    tensors, again = (load_file(folder / "adapter_model.safetensors") for folder in folders)
+    assert tensors.keys() == again.keys()
+    assert all(torch.equal(again[name], tensor) for name, tensor in tensors.items())
+    settings: dict[str, Any] = own
+    return settings
