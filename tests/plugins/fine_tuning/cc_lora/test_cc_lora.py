@@ -13,6 +13,13 @@ from ascend_run.plugin_api.implementations import claims_of
 from ascend_run.plugins.fine_tuning.cc_lora import CcLora, CcLoraOptions
 from ascend_run.testing.models import DENSE, MOE
 from ascend_run.testing.pool import GlooPool
+from tests.plugins.fine_tuning.adapter_plans import (
+    LONGER,
+    RECOMPUTED,
+    SEQUENCE,
+    TENSORS,
+    exposed_bytes,
+)
 from tests.plugins.fine_tuning.adapter_trials import assert_resumed_without_change
 from tests.support.communication import differences
 from tests.support.costs import planned
@@ -21,14 +28,6 @@ from tests.support.saved_tensors import saved_bytes
 from tests.support.tiny_options import planned_with
 
 NAMES: Final = ("lora", "cc-lora")
-TENSORS: Final = {"parallel.tensor_model_parallel_size": 2}
-SEQUENCE: Final = {**TENSORS, "parallel.sequence_parallel": True}
-LONGER: Final = {"data.seq_length": 64}
-RECOMPUTED: Final = {
-    "model.recompute_granularity": "full",
-    "model.recompute_method": "uniform",
-    "model.recompute_num_layers": 1,
-}
 
 
 def test_it_claims_the_collectives_of_linears_and_is_idle_without_any() -> None:
@@ -93,11 +92,6 @@ def test_a_step_sends_what_was_expected(
 ) -> None:
     config = {**model, **LONGER, **values, "plugins.lora.export": False}
     assert differences(gloo_pool, config, NAMES) == []
-
-
-def exposed_bytes(plugins: tuple[str, ...], values: Mapping[str, Any]) -> float:
-    _, (cost,) = planned({**DENSE, **LONGER, **values}, plugins, 2)
-    return sum(m.sent_bytes for m in cost.communication if m.group == "tp" and not m.overlapped)
 
 
 @pytest.mark.parametrize("values", [TENSORS, SEQUENCE], ids=["tensors", "sequence"])

@@ -9,17 +9,11 @@ from typing import Any, Final
 import pytest
 
 from ascend_run.testing.runtime import RankOutcome
+from tests.plugins.fine_tuning.adapter_plans import LONGER, RECOMPUTED
 from tests.plugins.fine_tuning.adapter_trials import Trials, assert_parity
 from tests.support.needed_plugins import names_of
 
-RECOMPUTED: Final = {
-    "model.recompute_granularity": "full",
-    "model.recompute_method": "uniform",
-    "model.recompute_num_layers": 1,
-}
-LONG: Final = {"data.seq_length": 64}
-"""More tokens than any linear has inputs."""
-MERGED: Final = {**LONG, "plugins.cc-lora.merge": True}
+MERGED: Final = {**LONGER, "plugins.cc-lora.merge": True}
 CASES: Final[Mapping[str, tuple[str, dict[str, int], tuple[str, ...], dict[str, Any]]]] = {
     "tp=2": ("dense", {"tp": 2, "sp": 0}, (), {}),
     "tp=2 sp dp=2": ("dense", {"tp": 2, "dp": 2}, (), {}),

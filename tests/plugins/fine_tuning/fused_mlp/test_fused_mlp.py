@@ -16,6 +16,13 @@ from ascend_run.plugins.fine_tuning.fused_mlp import FusedMlp
 from ascend_run.testing.models import DENSE, MOE
 from ascend_run.testing.pool import GlooPool
 from tests.core.train.runs import Ended, whole_run
+from tests.plugins.fine_tuning.adapter_plans import (
+    LONGER,
+    RECOMPUTED,
+    SEQUENCE,
+    TENSORS,
+    exposed_bytes,
+)
 from tests.plugins.fine_tuning.adapter_trials import assert_resumed_without_change
 from tests.support.communication import differences
 from tests.support.costs import planned
@@ -25,14 +32,6 @@ from tests.support.task_runs import run_values
 from tests.support.tiny_options import planned_with
 
 NAMES: Final = ("lora", "fused-mlp")
-TENSORS: Final = {"parallel.tensor_model_parallel_size": 2}
-SEQUENCE: Final = {**TENSORS, "parallel.sequence_parallel": True}
-LONGER: Final = {"data.seq_length": 64}
-RECOMPUTED: Final = {
-    "model.recompute_granularity": "full",
-    "model.recompute_method": "uniform",
-    "model.recompute_num_layers": 1,
-}
 MIXED: Final = {**MOE, "model.moe_layer_freq": [0, 1]}
 """A dense layer before one with experts."""
 
@@ -120,11 +119,6 @@ def test_a_step_sends_what_was_expected(
 ) -> None:
     config = {**model, **LONGER, **values, "plugins.lora.export": False}
     assert differences(gloo_pool, config, (*NAMES, *beside)) == []
-
-
-def exposed_bytes(plugins: tuple[str, ...], values: Mapping[str, Any]) -> float:
-    _, (cost,) = planned({**DENSE, **LONGER, **values}, plugins, 2)
-    return sum(m.sent_bytes for m in cost.communication if m.group == "tp" and not m.overlapped)
 
 
 @pytest.mark.parametrize("values", [TENSORS, SEQUENCE], ids=["tensors", "sequence"])

@@ -9,16 +9,11 @@ from typing import Any, Final
 import pytest
 
 from ascend_run.testing.runtime import RankOutcome
+from tests.plugins.fine_tuning.adapter_plans import LONGER, RECOMPUTED
 from tests.plugins.fine_tuning.adapter_trials import Trials, assert_parity
 from tests.support.needed_plugins import names_of
 
-RECOMPUTED: Final = {
-    "model.recompute_granularity": "full",
-    "model.recompute_method": "uniform",
-    "model.recompute_num_layers": 1,
-}
-MERGED: Final = {"data.seq_length": 64, "plugins.cc-lora.merge": True}
-"""More tokens than any linear has inputs."""
+MERGED: Final = {**LONGER, "plugins.cc-lora.merge": True}
 CLAMPED: Final = {"model.activation_func_clamp_value": 0.3, "model.glu_linear_offset": 1.0}
 ALONE: Final = ("cc-lora", "swiglu", "recompute-norm")
 """Beside which one rank with lora alone is compared with."""

@@ -11,6 +11,7 @@ from ascend_run.testing.pool import GlooPool
 from ascend_run.testing.runtime import Trial, run_trial
 from ascend_run.testing.tensors import full_tensors
 from ascend_run.types.layout import AXIS_KEYS
+from tests.plugins.fine_tuning.adapter_plans import RECOMPUTED
 from tests.plugins.fine_tuning.adapter_trials import Trials, assert_parity
 from tests.support.needed_plugins import names_of
 
@@ -20,11 +21,6 @@ PADDED: Final = {
     "model.moe_pad_expert_input_to_capacity": True,
 }
 """Each expert has room for all of the 16 tokens, so none is dropped."""
-RECOMPUTED: Final = {
-    "model.recompute_granularity": "full",
-    "model.recompute_method": "uniform",
-    "model.recompute_num_layers": 1,
-}
 CASES: dict[str, tuple[dict[str, int], tuple[str, ...], dict[str, Any]]] = {
     "ep=2 tp=2 sp gmm": ({"tp": 2, "dp": 2, "ep": 2}, ("gmm",), {}),
     "expert tp=2": ({"tp": 2}, (), EXPERT_TP),

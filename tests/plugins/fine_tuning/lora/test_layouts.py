@@ -14,6 +14,7 @@ from ascend_run.testing.pool import GlooPool
 from ascend_run.testing.runtime import RankOutcome, Trial, run_trial
 from ascend_run.testing.tensors import full_tensors
 from ascend_run.types.layout import AXIS_KEYS, axis_settings
+from tests.plugins.fine_tuning.adapter_plans import RECOMPUTED
 from tests.plugins.fine_tuning.adapter_trials import Trials, assert_parity
 from tests.support.needed_plugins import names_of
 
@@ -27,16 +28,7 @@ CASES: dict[str, tuple[str, dict[str, int], tuple[str, ...], dict[str, Any]]] = 
     "cp=2 tp=2 ulysses": ("dense", {"cp": 2, "tp": 2}, ("ulysses",), {}),
     "cp=2 ring": ("dense", {"cp": 2}, ("ring-attention",), {}),
     "micro-batches of two": ("dense", {}, (), {"train.micro_batch_size": 2}),
-    "recompute tp=2 sp": (
-        "dense",
-        {"tp": 2},
-        (),
-        {
-            "model.recompute_granularity": "full",
-            "model.recompute_method": "uniform",
-            "model.recompute_num_layers": 1,
-        },
-    ),
+    "recompute tp=2 sp": ("dense", {"tp": 2}, (), RECOMPUTED),
     "distributed optimizer": ("dense", {"dp": 2}, (), {"ddp.use_distributed_optimizer": True}),
     "experts ep=2": ("moe", {"dp": 2, "ep": 2}, (), {}),
     "experts gmm ep=2 tp=2": ("moe", {"tp": 2, "dp": 2, "ep": 2}, ("gmm",), {}),
@@ -80,9 +72,7 @@ def test_every_adapter_moves_under_full_recomputation(
     values = {
         **MODELS["dense"],
         "plugins.lora.target_modules": [targets],
-        "model.recompute_granularity": "full",
-        "model.recompute_method": "uniform",
-        "model.recompute_num_layers": 1,
+        **RECOMPUTED,
         **axis_settings(layout),
         "parallel.sequence_parallel": "tp" in layout,
     }

@@ -12,6 +12,7 @@ import torch
 from ascend_run.testing.models import MODELS
 from ascend_run.testing.pool import GlooPool
 from ascend_run.types.layout import axis_settings, world_size
+from tests.plugins.fine_tuning.adapter_plans import RECOMPUTED
 from tests.support.latent_models import MODEL as LATENT
 from tests.support.needed_plugins import names_of
 
@@ -45,11 +46,6 @@ def assert_same_bits(got: Steps, want: Steps) -> None:
     assert all(torch.equal(got.trained[name], want.trained[name]) for name in want.trained)
 
 
-RECOMPUTED = {
-    "model.recompute_granularity": "full",
-    "model.recompute_method": "uniform",
-    "model.recompute_num_layers": 1,
-}
 VIRTUAL = {
     "model.num_layers": 4,
     "parallel.virtual_pipeline_model_parallel_size": 2,
