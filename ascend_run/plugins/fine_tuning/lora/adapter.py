@@ -13,9 +13,9 @@ from __future__ import annotations
 
 import hashlib
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import nullcontext
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any
 
 import torch
 from megatron.core.tensor_parallel import (
@@ -38,14 +38,12 @@ from ascend_run.ops.tensor_marks import mark
 from ascend_run.plugin_api import ForwardLink
 from ascend_run.types.forward import Forward
 
+from .attaching import Offsets, add_adapter
 from .linear_rows import ParallelLinear, rows_of_parts, shares_groups, tensor_group
 from .sizes import rank_of_part, scale_of_part
 
 if TYPE_CHECKING:
     from . import LoraOptions
-
-Offsets: TypeAlias = tuple[tuple[int, int, int], ...]
-"""As in Megatron: (axis, index of the shard, number of shards) per axis."""
 
 ADDED_BY = "lora"
 """Value of ``ascend_added_by`` on the adapters' parameters, which no model family maps."""
@@ -259,18 +257,7 @@ def attach(
     from .magnitudes import decomposed
 
     adapter = Adapter(linear, layer_index, name, parts, options, device)
-    linear.add_module("adapter", adapter)
-    inner_sharded: Callable[..., dict[str, Any]] = linear.sharded_state_dict
-
-    def sharded_state_dict(
-        prefix: str = "", sharded_offsets: Offsets = (), metadata: dict[str, object] | None = None
-    ) -> dict[str, object]:
-        own = inner_sharded(prefix, sharded_offsets, metadata)
-        below = f"{prefix}adapter."
-        kept = {key: value for key, value in own.items() if not key.startswith(below)}
-        return kept | adapter.sharded_state_dict(below, sharded_offsets, metadata)
-
-    vars(linear)["sharded_state_dict"] = sharded_state_dict  # on this instance only
+    add_adapter(linear, adapter)
 
     def wrap(inner: Forward) -> Forward:
         def forward(x: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor | None]:

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import hashlib
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 import torch
@@ -27,7 +27,8 @@ from ascend_run.ops.tensor_marks import mark
 from ascend_run.plugin_api import ExpertWeights, ForwardLink
 from ascend_run.types.forward import Forward
 
-from .adapter import ADDED_BY, Adapter, Offsets
+from .adapter import ADDED_BY, Adapter
+from .attaching import Offsets, add_adapter
 from .sizes import rank_of_part, scale_of_part
 
 if TYPE_CHECKING:
@@ -206,16 +207,7 @@ def attach_to_experts(
     It is inside all other links of the experts, so that what recomputes them recomputes the sums.
     """
     adapter = ExpertAdapter(experts, layer_index, parts, options, device)
-    experts.add_module("adapter", adapter)
-    inner_sharded: Callable[..., dict[str, Any]] = experts.sharded_state_dict
-
-    def sharded_state_dict(
-        prefix: str = "", sharded_offsets: Offsets = (), metadata: dict[str, object] | None = None
-    ) -> dict[str, object]:
-        own = inner_sharded(prefix, sharded_offsets, metadata)
-        return own | adapter.sharded_state_dict(f"{prefix}adapter.", sharded_offsets, metadata)
-
-    vars(experts)["sharded_state_dict"] = sharded_state_dict  # on this instance only
+    add_adapter(experts, adapter)
 
     def wrap(inner: Forward) -> Forward:
         def forward(

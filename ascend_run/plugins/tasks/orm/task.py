@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 from torch import Tensor, nn
@@ -11,6 +10,7 @@ from torch import Tensor, nn
 from ascend_run.ops.preference_loss import REWARDS, Answers, reward_loss, reward_metrics
 from ascend_run.ops.transfer.document_sums import document_sums
 from ascend_run.plugin_api import Batch, BatchField, Datasets, LossSum, RoleSpec, RunContext
+from ascend_run.plugins.tasks.shared.fields import fields_of_tokens
 from ascend_run.plugins.tasks.shared.pairs import num_pairs, pair_datasets, pair_loss_sum
 
 if TYPE_CHECKING:
@@ -22,11 +22,8 @@ class OrmTask:
 
     roles: Sequence[RoleSpec] = (RoleSpec(name="policy"),)
     metrics: Sequence[str] = REWARDS
-    batch_fields: Mapping[str, BatchField] = MappingProxyType(
-        {
-            name: BatchField(axes=("batch", "sequence"))
-            for name in ("tokens", "loss_mask", "is_last", "position_ids", "documents")
-        }
+    batch_fields: Mapping[str, BatchField] = fields_of_tokens(
+        "tokens", "loss_mask", "is_last", "position_ids", "documents"
     )
     """``loss_mask`` selects the answers' tokens, which are counted for the speed alone."""
 

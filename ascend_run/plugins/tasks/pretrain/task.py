@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 import structlog
@@ -17,6 +16,7 @@ from ascend_run.plugin_api import (
     RoleSpec,
     RunContext,
 )
+from ascend_run.plugins.tasks.shared.fields import TOKEN_FIELDS
 from ascend_run.plugins.tasks.shared.losses import next_token_loss, num_trained
 
 from .sources import read_sources
@@ -24,20 +24,13 @@ from .sources import read_sources
 if TYPE_CHECKING:
     from . import PretrainConfig
 
-_TOKEN_AXES = ("batch", "sequence")
-
 
 class PretrainTask:
     """Train one model on token files, or on text, with the sum of next-token losses."""
 
     roles: Sequence[RoleSpec] = (RoleSpec(name="policy"),)
     metrics: Sequence[str] = ()
-    batch_fields: Mapping[str, BatchField] = MappingProxyType(
-        {
-            name: BatchField(axes=_TOKEN_AXES)
-            for name in ("tokens", "labels", "loss_mask", "position_ids")
-        }
-    )
+    batch_fields: Mapping[str, BatchField] = TOKEN_FIELDS
 
     def __init__(self, options: PretrainConfig) -> None:
         self.options = options

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 from torch import Tensor, nn
 
 from ascend_run.ops.rating_loss import rating_loss
 from ascend_run.plugin_api import Batch, BatchField, Datasets, LossSum, RoleSpec, RunContext
+from ascend_run.plugins.tasks.shared.fields import DOCUMENT_FIELDS
 from ascend_run.plugins.tasks.shared.losses import num_trained
 from ascend_run.plugins.tasks.shared.samples import packed_datasets
 from ascend_run.text.fields import RewardTokens
@@ -25,12 +25,7 @@ class PrmTask:
 
     roles: Sequence[RoleSpec] = (RoleSpec(name="policy"),)
     metrics: Sequence[str] = ("accuracy",)
-    batch_fields: Mapping[str, BatchField] = MappingProxyType(
-        {
-            name: BatchField(axes=("batch", "sequence"))
-            for name in ("tokens", "labels", "loss_mask", "position_ids", "documents")
-        }
-    )
+    batch_fields: Mapping[str, BatchField] = DOCUMENT_FIELDS
     """``loss_mask`` selects the placeholders, whose labels are the tokens of ratings."""
 
     def __init__(self, options: PrmConfig) -> None:

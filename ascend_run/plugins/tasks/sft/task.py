@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 from torch import Tensor, nn
@@ -16,6 +15,7 @@ from ascend_run.plugin_api import (
     RoleSpec,
     RunContext,
 )
+from ascend_run.plugins.tasks.shared.fields import TOKEN_FIELDS
 from ascend_run.plugins.tasks.shared.losses import next_token_loss, num_trained
 from ascend_run.plugins.tasks.shared.samples import packed_datasets
 from ascend_run.text.conversations import conversation_encoding
@@ -23,20 +23,13 @@ from ascend_run.text.conversations import conversation_encoding
 if TYPE_CHECKING:
     from . import SftConfig
 
-_TOKEN_AXES = ("batch", "sequence")
-
 
 class SftTask:
     """Train one model on conversations with the sum of the losses of the assistant's tokens."""
 
     roles: Sequence[RoleSpec] = (RoleSpec(name="policy"),)
     metrics: Sequence[str] = ()
-    batch_fields: Mapping[str, BatchField] = MappingProxyType(
-        {
-            name: BatchField(axes=_TOKEN_AXES)
-            for name in ("tokens", "labels", "loss_mask", "position_ids")
-        }
-    )
+    batch_fields: Mapping[str, BatchField] = TOKEN_FIELDS
 
     def __init__(self, options: SftConfig) -> None:
         self.options = options

@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping
-from types import MappingProxyType
 from typing import TYPE_CHECKING, Final
 
 from ascend_run.plugin_api import (
-    BatchField,
     Datasets,
     LossSum,
     ReportPanel,
@@ -16,6 +14,7 @@ from ascend_run.plugin_api import (
     hookimpl,
 )
 
+from .fields import DOCUMENT_FIELDS
 from .samples import data_problems, label_problems, packed_datasets
 
 if TYPE_CHECKING:
@@ -26,12 +25,7 @@ if TYPE_CHECKING:
     from ascend_run.text.sample_options import PairOptions, PreferenceOptions
 
 
-PAIR_FIELDS: Final[Mapping[str, BatchField]] = MappingProxyType(
-    {
-        name: BatchField(axes=("batch", "sequence"))
-        for name in ("tokens", "labels", "loss_mask", "position_ids", "documents")
-    }
-)
+PAIR_FIELDS: Final = DOCUMENT_FIELDS
 """Fields of a batch of pairs: each is two documents of a row, chosen and rejected."""
 
 
