@@ -6,9 +6,9 @@ from __future__ import annotations
 import functools
 from typing import Final
 
-from .end_to_end import largest_difference
+from .end_to_end import compared_steps
 from .protocol import Benchmark, Settings, alternating, device, worker
-from .rows import Row, compared, failed
+from .rows import Row
 
 GOAL: Final = 1.0
 TOLERANCE: Final = 1e-5
@@ -44,16 +44,6 @@ def _measure(feature: str, layout: str, settings: Settings) -> Row:
         lambda: worker("adapter_steps_worker", "--system", "lora", *words),
         name,
     )
-    difference = largest_difference(ours[0]["losses"], alone[0]["losses"])
-    row = compared(
-        name=name,
-        ours=[result["tokens_per_second"] for result in ours],
-        peer=[result["tokens_per_second"] for result in alone],
-        unit="tokens/s",
-        goal=GOAL,
-        note=f"losses within {difference:.1e}",
-        device=device(),
+    return compared_steps(
+        ours, alone, name=name, goal=GOAL, loss_tolerance=TOLERANCE, device=device()
     )
-    if not difference <= TOLERANCE:  # also true for NaN
-        return failed(row, f"not the same model: losses {difference:.1e} apart")
-    return row

@@ -111,23 +111,45 @@ def against(
         ),
         name,
     )
-    difference = largest_difference(ours[0]["losses"], theirs[0]["losses"])
-    notes = [
-        f"losses within {difference:.1e}",
-        f"peak {peak_gib(ours):.2f} / {peak_gib(theirs):.2f} GiB",
-        peer.note,
-    ]
+    return compared_steps(
+        ours,
+        theirs,
+        name=name,
+        goal=peer.goal,
+        loss_tolerance=loss_tolerance,
+        notes=[f"peak {peak_gib(ours):.2f} / {peak_gib(theirs):.2f} GiB", peer.note],
+        device=ours[0]["device"] or device(),
+    )
+
+
+def compared_steps(
+    ours: Sequence[Mapping[str, Any]],
+    peer: Sequence[Mapping[str, Any]],
+    *,
+    name: str,
+    goal: float,
+    loss_tolerance: float,
+    device: str,
+    notes: Sequence[str] = (),
+) -> Row:
+    """Return the row of speeds from alternating pairs of runs; it fails if their losses differ.
+
+    Args:
+        ours: ``losses`` and ``tokens_per_second`` of each run; of ``peer`` too.
+        loss_tolerance: Maximum relative difference.
+    """
+    difference = largest_difference(ours[0]["losses"], peer[0]["losses"])
     row = compared(
         name=name,
         ours=[result["tokens_per_second"] for result in ours],
-        peer=[result["tokens_per_second"] for result in theirs],
+        peer=[result["tokens_per_second"] for result in peer],
         unit="tokens/s",
-        goal=peer.goal,
-        note="; ".join(note for note in notes if note),
-        device=ours[0]["device"] or device(),
+        goal=goal,
+        note="; ".join(filter(None, [f"losses within {difference:.1e}", *notes])),
+        device=device,
     )
     if not difference <= loss_tolerance:  # also true for NaN
-        reason = f"not the same model: losses {_shown(ours)} against {_shown(theirs)}"
+        reason = f"not the same model: losses {_shown(ours)} against {_shown(peer)}"
         return failed(row, reason)
     return row
 
@@ -144,5 +166,5 @@ def peak_gib(results: Sequence[dict[str, Any]]) -> float:
     return max(result["peak_bytes"] for result in results) / 2**30
 
 
-def _shown(results: Sequence[dict[str, Any]]) -> str:
+def _shown(results: Sequence[Mapping[str, Any]]) -> str:
     return ", ".join(f"{loss:.5f}" for loss in results[0]["losses"][:COMPARED_STEPS])

@@ -5,9 +5,9 @@ from __future__ import annotations
 import tempfile
 from typing import Any, Final
 
-from .end_to_end import largest_difference
+from .end_to_end import compared_steps
 from .protocol import Benchmark, Settings, alternating, device, worker
-from .rows import Row, bounded, compared, failed
+from .rows import Row, bounded
 
 BYTES: Final = "qlora, bytes of quantised linears, of those in bf16"
 STEP: Final = "step, 17M Llama bf16 with qlora vs PEFT with bitsandbytes"
@@ -53,19 +53,15 @@ def _step(settings: Settings) -> Row:
             lambda: _run("peft", folder, settings),
             STEP,
         )
-    difference = largest_difference(ours[0]["losses"], theirs[0]["losses"])
-    row = compared(
+    return compared_steps(
+        ours,
+        theirs,
         name=STEP,
-        ours=[one["tokens_per_second"] for one in ours],
-        peer=[one["tokens_per_second"] for one in theirs],
-        unit="tokens/s",
         goal=GOAL,
-        note=f"losses within {difference:.1e}; adapters of rank 8 on every linear",
+        loss_tolerance=TOLERANCE,
+        notes=["adapters of rank 8 on every linear"],
         device=device(),
     )
-    if not difference <= TOLERANCE:  # also true for NaN
-        return failed(row, f"losses {ours[0]['losses']} against {theirs[0]['losses']}")
-    return row
 
 
 def _run(what: str, folder: str, settings: Settings) -> dict[str, Any]:

@@ -48,4 +48,4 @@ def test_a_step_is_as_fast_as_the_peers(
 def test_other_losses_do_not_count(monkeypatch: pytest.MonkeyPatch) -> None:
     row = measured(monkeypatch, speed=2.0, loss=2.1)[1]
     assert not row.met
-    assert "FAILED: losses" in row.note
+    assert "FAILED: not the same model: losses" in row.note
