@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -124,6 +124,16 @@ def write_tokenizer(
     }
     (folder / "tokenizer_config.json").write_text(json.dumps(values))
     return folder
+
+
+def with_mask(
+    tokenizer: Any, messages: Sequence[Mapping[str, str]]
+) -> tuple[list[int], list[bool]]:
+    """Return ids, and which of them the assistant says, by a template with generation blocks."""
+    encoded = tokenizer.apply_chat_template(
+        [*messages], tokenize=True, return_dict=True, return_assistant_tokens_mask=True
+    )
+    return encoded["input_ids"], [bool(x) for x in encoded["assistant_masks"]]
 
 
 def write_lines(path: Path, records: Iterable[Mapping[str, Any] | str]) -> str:

@@ -11,7 +11,7 @@ import pytest
 from transformers import AutoTokenizer
 
 from ascend_run.ops.preference_loss import METRICS
-from tests.support.chats import CHATML, GENERATION, write_lines, write_tokenizer
+from tests.support.chats import CHATML, GENERATION, with_mask, write_lines, write_tokenizer
 from tests.support.tiny_llama import write_llama
 
 from .plain_preferences import Answer, Pair
@@ -46,10 +46,7 @@ def tokenized(folder: Path, file: Path) -> list[Pair]:
             {"role": "user", "content": record["conversations"][0]["value"]},
             {"role": "assistant", "content": record[side]["value"]},
         ]
-        encoded = tokenizer.apply_chat_template(
-            messages, tokenize=True, return_dict=True, return_assistant_tokens_mask=True
-        )
-        return encoded["input_ids"], [bool(x) for x in encoded["assistant_masks"]]
+        return with_mask(tokenizer, messages)
 
     records = map(json.loads, file.read_text().splitlines())
     return [(answer(record, "chosen"), answer(record, "rejected")) for record in records]

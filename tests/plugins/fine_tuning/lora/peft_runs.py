@@ -14,7 +14,7 @@ from transformers import AutoTokenizer
 
 from ascend_run.plugin_api import AscendRunError
 from tests.core.train.runs import whole_run
-from tests.support.chats import CHATML, GENERATION, write_lines, write_tokenizer
+from tests.support.chats import CHATML, GENERATION, with_mask, write_lines, write_tokenizer
 from tests.support.task_runs import BATCH, STEPS, batches_of, run_values
 from tests.support.tiny_llama import train_reference
 
@@ -70,16 +70,11 @@ def train_with_peft(folder: Path, base: str = "model") -> tuple[list[float], dic
     samples = []
     for line in (folder / "train.jsonl").read_text().splitlines():
         question, result = json.loads(line)["conversations"]
-        encoded = tokenizer.apply_chat_template(
-            [
-                {"role": "user", "content": question["value"]},
-                {"role": "assistant", "content": result["value"]},
-            ],
-            tokenize=True,
-            return_dict=True,
-            return_assistant_tokens_mask=True,
-        )
-        samples.append((encoded["input_ids"], [bool(x) for x in encoded["assistant_masks"]]))
+        messages = [
+            {"role": "user", "content": question["value"]},
+            {"role": "assistant", "content": result["value"]},
+        ]
+        samples.append(with_mask(tokenizer, messages))
     model = read_peft(folder / base, folder / "adapter")
     losses = list(train_reference(model, batches_of(samples)))
     return losses, {name: p.detach().clone() for name, p in trained(model).items()}

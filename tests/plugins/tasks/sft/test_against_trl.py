@@ -15,21 +15,15 @@ from transformers import AutoTokenizer, LlamaForCausalLM
 
 from ascend_run.testing.pool import GlooPool
 from tests.core.train.runs import whole_run
-from tests.support.chats import CHATML, GENERATION, write_lines, write_tokenizer
-from tests.support.tiny_llama import adamw, write_llama
+from tests.support.task_runs import BATCH, STEPS
+from tests.support.tiny_llama import adamw
 
-from .test_training import BATCH, STEPS, conversations, values
+from .test_training import values, write_workplace
 
 
 @pytest.fixture(scope="module")
 def workplace(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("sft")
-    write_llama(folder / "model")
-    write_tokenizer(folder / "tokenizer", CHATML)
-    write_tokenizer(folder / "blocks", GENERATION)
-    write_lines(folder / "train.jsonl", conversations(STEPS * BATCH))
-    write_lines(folder / "held-out.jsonl", conversations(7))
-    return folder
+    return write_workplace(tmp_path_factory.mktemp("sft"))
 
 
 def steps_of_trl(workplace: Path, output: Path, **options: Any) -> list[dict[str, float]]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +19,8 @@ from ascend_run.text.packing import pack
 from tests.core.train.runs import Ended, whole_run
 from tests.support.chats import CHATML, write_lines, write_tokenizer
 from tests.support.needed_plugins import names_of
-from tests.support.tiny_llama import OPTIMIZER, write_llama
+from tests.support.task_runs import run_values
+from tests.support.tiny_llama import write_llama
 
 from .test_samples import chat, context_of
 from .test_training import conversations
@@ -72,23 +72,14 @@ def test_a_sample_is_its_conversations_with_positions_of_their_own(tmp_path: Pat
     assert len(packed.samples.packs) < 7
 
 
-def run_values(folder: Path, output: str, **changes: Any) -> Mapping[str, Any]:
-    return {
-        **OPTIMIZER,
-        "task": "sft",
-        "run.output_dir": str(folder / output),
-        "model.family": "llama",
-        "model.hf_path": str(folder / "model"),
-        "model.make_vocab_size_divisible_by": 8,
-        "data.train": [str(folder / "train.jsonl")],
-        "data.tokenizer": str(folder / "tokenizer"),
-        "data.seq_length": 112,
-        "train.train_iters": 4,
-        "train.micro_batch_size": 1,
-        "train.global_batch_size": TOGETHER,
-        "train.precision": "fp32",
-        **{name.replace("__", "."): value for name, value in changes.items()},
+def values(folder: Path, output: str, **changes: Any) -> dict[str, Any]:
+    of_file = {
+        "data__seq_length": 112,
+        "train__train_iters": 4,
+        "train__micro_batch_size": 1,
+        "train__global_batch_size": TOGETHER,
     }
+    return run_values("sft", folder, folder / output, **{**of_file, **changes})
 
 
 @pytest.fixture(scope="module")
@@ -103,7 +94,7 @@ def workplace(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def apart(gloo_pool: GlooPool, workplace: Path) -> Ended:
     """Run every step on all conversations, each in a sample of its own."""
-    (ended,) = gloo_pool.run(whole_run, 1, run_values(workplace, "apart"), timeout=100)
+    (ended,) = gloo_pool.run(whole_run, 1, values(workplace, "apart"), timeout=100)
     return ended
 
 
@@ -161,8 +152,8 @@ def test_steps_on_a_packed_sample_are_steps_on_its_conversations(
 ) -> None:
     ranks, changes, plugins = KINDS[kind]
     in_one = {"data__seq_length": LONG, "train__global_batch_size": 1}
-    values = run_values(workplace, kind, plugins__sft__packing=True, **{**in_one, **changes})
-    ended = gloo_pool.run(whole_run, ranks, values, plugins, timeout=100)[0]
+    run = values(workplace, kind, plugins__sft__packing=True, **{**in_one, **changes})
+    ended = gloo_pool.run(whole_run, ranks, run, plugins, timeout=100)[0]
     for line, want in zip(ended.readings, apart.readings, strict=True):
         assert line["loss"] == pytest.approx(want["loss"], rel=1e-5)
         assert line["grad_norm"] == pytest.approx(want["grad_norm"], rel=1e-5)

@@ -4,7 +4,7 @@ Then resuming, and the layouts."""
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -14,12 +14,12 @@ from torch import Tensor
 from transformers import AutoTokenizer, LlamaForCausalLM
 
 from ascend_run.testing.pool import GlooPool
-from tests.core.train.runs import assert_same, whole_run
-from tests.support.chats import CHATML, GENERATION, write_lines, write_tokenizer
+from tests.core.train.runs import assert_the_same_in_two_halves, whole_run
+from tests.support.chats import CHATML, GENERATION, with_mask, write_lines, write_tokenizer
 from tests.support.needed_plugins import names_of
-from tests.support.tiny_llama import OPTIMIZER, train_reference, write_llama
+from tests.support.task_runs import BATCH, CP, PP, STEPS, TP, Layout, batches_of, run_values
+from tests.support.tiny_llama import train_reference, write_llama
 
-STEPS, BATCH = 10, 4
 WORDS = (
     *("one", "two", "three", "four", "five", "six"),
     *("seven", "eight", "nine", "ten", "hello", "fox"),
@@ -42,10 +42,8 @@ def conversations(count: int) -> list[dict[str, Any]]:
     return made
 
 
-@pytest.fixture(scope="module")
-def workplace(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def write_workplace(folder: Path) -> Path:
     """Write a model, its tokenizer and files."""
-    folder = tmp_path_factory.mktemp("sft")
     write_llama(folder / "model")
     write_tokenizer(folder / "tokenizer", CHATML)
     write_tokenizer(folder / "blocks", GENERATION)
@@ -54,22 +52,19 @@ def workplace(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+@pytest.fixture(scope="module")
+def workplace(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_workplace(tmp_path_factory.mktemp("sft"))
+
+
 def losses_of_transformers(
     workplace: Path, mask_of: Callable[[list[bool]], Tensor | None]
 ) -> list[float]:
     tokenizer = AutoTokenizer.from_pretrained(workplace / "blocks")
-    samples = []
-    for line in (workplace / "train.jsonl").read_text().splitlines():
-        encoded = tokenizer.apply_chat_template(
-            json.loads(line)["messages"],
-            tokenize=True,
-            return_dict=True,
-            return_assistant_tokens_mask=True,
-        )
-        samples.append((encoded["input_ids"], [bool(x) for x in encoded["assistant_masks"]]))
-    batches = [samples[step * BATCH : (step + 1) * BATCH] for step in range(STEPS)]
+    records = map(json.loads, (workplace / "train.jsonl").read_text().splitlines())
+    samples = [with_mask(tokenizer, record["messages"]) for record in records]
     model = LlamaForCausalLM.from_pretrained(workplace / "model")
-    return list(train_reference(model, batches, mask_of))
+    return list(train_reference(model, batches_of(samples), mask_of))
 
 
 @pytest.fixture(scope="module")
@@ -85,55 +80,28 @@ def prefix_mask(trained: list[bool]) -> Tensor:
     return hidden[None, None]
 
 
-def values(workplace: Path, output: Path, **changes: Any) -> Mapping[str, Any]:
-    return {
-        **OPTIMIZER,
-        "task": "sft",
-        "run.output_dir": str(output),
-        "model.family": "llama",
-        "model.hf_path": str(workplace / "model"),
-        "model.make_vocab_size_divisible_by": 8,
-        "data.train": [str(workplace / "train.jsonl")],
-        "data.validation": [str(workplace / "held-out.jsonl")],
-        "data.tokenizer": str(workplace / "tokenizer"),
-        "data.seq_length": 112,
-        "train.train_iters": STEPS,
-        "train.global_batch_size": BATCH,
-        "train.precision": "fp32",
-        "plugins.sft.shuffle": False,
-        **{name.replace("__", "."): value for name, value in changes.items()},
+def values(workplace: Path, output: Path, **changes: Any) -> dict[str, Any]:
+    in_order = {
+        "data__validation": [str(workplace / "held-out.jsonl")],
+        "data__seq_length": 112,
+        "plugins__sft__shuffle": False,
     }
+    return run_values("sft", workplace, output, **{**in_order, **changes})
 
 
-LAYOUTS: dict[str, tuple[int, dict[str, Any], tuple[str, ...]]] = {
+LAYOUTS: dict[str, Layout] = {
     "one": (1, {}, ()),
     "one, all at once": (1, {"train__micro_batch_size": 4}, ()),
     "one, padded to seq_length": (1, {"plugins__sft__padding": "seq_length"}, ()),
     "dp=2": (2, {"train__micro_batch_size": 2}, ()),
     "dp=4": (4, {}, ()),
-    "tp=2, sp": (
-        2,
-        {
-            "parallel__tensor_model_parallel_size": 2,
-            "parallel__sequence_parallel": True,
-            "train__micro_batch_size": 2,
-        },
-        (),
-    ),
-    "pp=2": (2, {"parallel__pipeline_model_parallel_size": 2}, ()),
-    "cp=2": (2, {"parallel__context_parallel_size": 2}, ("ulysses",)),
-    "cp=2, an odd length": (
-        2,
-        {"parallel__context_parallel_size": 2, "data__seq_length": 113},
-        ("unaligned-ulysses",),
-    ),
+    "tp=2, sp": (2, {TP: 2, "parallel__sequence_parallel": True, "train__micro_batch_size": 2}, ()),
+    "pp=2": (2, {PP: 2}, ()),
+    "cp=2": (2, {CP: 2}, ("ulysses",)),
+    "cp=2, an odd length": (2, {CP: 2, "data__seq_length": 113}, ("unaligned-ulysses",)),
     "cp=3, four heads": (
         3,
-        {
-            "parallel__context_parallel_size": 3,
-            "data__seq_length": 114,
-            "train__micro_batch_size": 2,
-        },
+        {CP: 3, "data__seq_length": 114, "train__micro_batch_size": 2},
         ("unaligned-ulysses",),
     ),
 }
@@ -174,11 +142,7 @@ def test_a_run_in_two_halves_is_the_run_in_one(
         return gloo_pool.run(whole_run, 2, options, timeout=100)
 
     # 13 steps of 4: into the second epoch of 40 conversations.
-    straight = run("straight", train__train_iters=13)
-    run("halves", train__train_iters=9, checkpoint__save_interval=9)
-    halves = run("halves", train__train_iters=13, checkpoint__save_interval=9)
-    assert_same(halves, straight)
-    assert halves[0].readings == straight[0].readings
+    assert_the_same_in_two_halves(run, 13, 9)
 
 
 def test_evaluation_reads_the_held_out_file(

@@ -4,7 +4,7 @@ gradient in float64; and what does not go together."""
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -19,9 +19,10 @@ from ascend_run.testing.pool import GlooPool
 from tests.core.train.runs import whole_run
 from tests.support.chats import CHATML, GENERATION, write_lines, write_tokenizer
 from tests.support.small_runs import prepare, standing_rank
+from tests.support.task_runs import BATCH, STEPS, batches_of
 from tests.support.tiny_llama import adamw, write_llama
 
-from .test_training import BATCH, STEPS, conversations, values
+from .test_training import conversations, values
 
 WEIGHTS = (0.25, 2, 1, 0, 0.5, None, 1)
 KINDS: dict[str, dict[str, Any]] = {
@@ -92,7 +93,7 @@ def samples(workplace: Path, kind: str) -> list[tuple[Tensor, Tensor]]:
     return found
 
 
-def loss_of(model: nn.Module, batch: list[tuple[Tensor, Tensor]]) -> Tensor:
+def loss_of(model: nn.Module, batch: Sequence[tuple[Tensor, Tensor]]) -> Tensor:
     """Return the weighted sum of losses over the number of tokens with a weight."""
     total, count = torch.zeros((), dtype=model.dtype), 0
     for ids, weight_T in batch:
@@ -107,8 +108,8 @@ def steps(workplace: Path, kind: str) -> Iterator[tuple[float, float]]:
     """Yield loss and gradient norm of AdamW steps of transformers' model."""
     model = LlamaForCausalLM.from_pretrained(workplace / "model")
     optimizer, data = adamw([*model.parameters()]), samples(workplace, kind)
-    for step in range(STEPS):
-        loss = loss_of(model, data[step * BATCH : (step + 1) * BATCH])
+    for batch in batches_of(data):
+        loss = loss_of(model, batch)
         optimizer.zero_grad()
         loss.backward()
         norm = nn.utils.clip_grad_norm_(model.parameters(), 1.0)
