@@ -10,6 +10,7 @@ import pytest
 from ascend_run.testing.models import DENSE, MOE
 from ascend_run.testing.pool import GlooPool
 from ascend_run.testing.runtime import Trial
+from tests.plugins.fine_tuning.adapter_plans import RECOMPUTED
 from tests.support.communication import differences
 from tests.support.costs import planned
 from tests.support.latent_models import MODEL as LATENT
@@ -100,18 +101,13 @@ def test_adapters_of_latents_send_what_was_expected(
 
 
 _NARROW = {"plugins.lora.rank": 2}
-_AGAIN = {
-    "model.recompute_granularity": "full",
-    "model.recompute_method": "uniform",
-    "model.recompute_num_layers": 1,
-}
 
 
 @pytest.mark.parametrize(
     ("config", "options"),
     [
         (DENSE, _NARROW),
-        ({**DENSE, **_AGAIN}, {**_NARROW, "plugins.lora.target_modules": ["linear_q"]}),
+        ({**DENSE, **RECOMPUTED}, {**_NARROW, "plugins.lora.target_modules": ["linear_q"]}),
         ({**MOE, "model.share_embeddings_and_output_weights": True}, _NARROW),
         (LATENT, {**_NARROW, "plugins.lora.target_modules": ["linear_q_up_proj"]}),
     ],
