@@ -23,34 +23,34 @@ STACKED = ((".base_layer", 96, 32), ("", 32, 48))
 """Where PEFT has the adapters of these, and the rows and columns of an expert's weight."""
 
 
-def write_adapter(folder: Path, moe: bool, experts: bool = False) -> str:
+def write_adapter(folder: Path, dense: Sequence[int] = (), experts: Sequence[int] = ()) -> str:
     """Write random adapters for the conformance kit's models, in PEFT's format.
 
     Args:
-        experts: Whether the four routed experts have some, too.
+        dense: Layers with a dense MLP, which has some.
+        experts: Layers whose four routed experts have some.
     """
     hidden, feed, heads, groups, width = 32, 48, 8, 2, 4
-    shapes = {
+    attention = {
         "self_attn.q_proj": (heads * width, hidden),
         "self_attn.k_proj": (groups * width, hidden),
         "self_attn.v_proj": (groups * width, hidden),
         "self_attn.o_proj": (hidden, heads * width),
     }
-    if not moe:
-        shapes |= {
-            "mlp.gate_proj": (feed, hidden),
-            "mlp.up_proj": (feed, hidden),
-            "mlp.down_proj": (hidden, feed),
-        }
+    mlp = {
+        "mlp.gate_proj": (feed, hidden),
+        "mlp.up_proj": (feed, hidden),
+        "mlp.down_proj": (hidden, feed),
+    }
     generator = torch.Generator().manual_seed(4)
     tensors = {}
     for layer in range(2):
-        for module, (rows, columns) in shapes.items():
+        for module, (rows, columns) in {**attention, **(mlp if layer in dense else {})}.items():
             name = f"base_model.model.model.layers.{layer}.{module}"
             for part, shape in (("A", (RANK, columns)), ("B", (rows, RANK))):
                 drawn = torch.randn(shape, generator=generator) * 0.2
                 tensors[f"{name}.lora_{part}.weight"] = drawn
-        for module, rows, columns in STACKED if experts else ():
+        for module, rows, columns in STACKED if layer in experts else ():
             name = f"base_model.model.model.layers.{layer}.mlp.experts{module}"
             for part, shape in (("A", (4 * RANK, columns)), ("B", (rows, RANK * 4))):
                 drawn = torch.randn(shape, generator=generator) * 0.2
@@ -76,12 +76,14 @@ class Trials:
     def __init__(self, pool: GlooPool, folder: Path) -> None:
         self.pool = pool
         self.adapters = {
-            "dense": write_adapter(folder / "dense", moe=False),
-            "moe": write_adapter(folder / "moe", moe=True),
-            "experts": write_adapter(folder / "experts", moe=True, experts=True),
+            "dense": write_adapter(folder / "dense", dense=(0, 1)),
+            "moe": write_adapter(folder / "moe"),
+            "experts": write_adapter(folder / "experts", experts=(0, 1)),
+            "mixed": write_adapter(folder / "mixed", dense=(0,), experts=(1,)),
         }
-        experts = {"plugins.lora.target_modules": ["all-linear", "experts"]}
-        self.models = {**MODELS, "experts": {**MODELS["moe"], **experts}}
+        experts = {**MODELS["moe"], "plugins.lora.target_modules": ["all-linear", "experts"]}
+        mixed = {**experts, "model.moe_layer_freq": [0, 1]}
+        self.models = {**MODELS, "experts": experts, "mixed": mixed}
         self.made: dict[str, list[RankOutcome]] = {}
 
     def __call__(

@@ -38,8 +38,8 @@ def _problems(config: RunConfig, adapters: Any) -> Iterator[str]:
     model = config.model
     if len(moe_layers(model)) == model.num_layers:
         yield (
-            f"every layer has experts (model.num_moe_experts={model.num_moe_experts}), which take "
-            "no adapter; leave fused-mlp out"
+            f"every layer has experts (model.num_moe_experts={model.num_moe_experts}), which it "
+            "does not compute; leave fused-mlp out"
         )
 
 

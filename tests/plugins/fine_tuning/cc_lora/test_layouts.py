@@ -13,6 +13,7 @@ from tests.plugins.fine_tuning.adapter_plans import LONGER, RECOMPUTED
 from tests.plugins.fine_tuning.adapter_trials import Trials, assert_parity
 from tests.support.needed_plugins import names_of
 
+EXPERT_TP: Final = {"parallel.expert_tensor_parallel_size": 2}
 MERGED: Final = {**LONGER, "plugins.cc-lora.merge": True}
 CASES: Final[Mapping[str, tuple[str, dict[str, int], tuple[str, ...], dict[str, Any]]]] = {
     "tp=2": ("dense", {"tp": 2, "sp": 0}, (), {}),
@@ -40,7 +41,14 @@ CASES: Final[Mapping[str, tuple[str, dict[str, int], tuple[str, ...], dict[str, 
     ),
     "experts tp=2 ep=2": ("moe", {"tp": 2, "dp": 2, "ep": 2}, (), {}),
     "experts gmm tp=2 ep=2": ("moe", {"tp": 2, "dp": 2, "ep": 2}, ("gmm",), {}),
+    "adapted experts tp=2": ("experts", {"tp": 2}, (), {}),
+    "adapted experts gmm tp=2 ep=2": ("experts", {"tp": 2, "dp": 2, "ep": 2}, ("gmm",), {}),
+    "adapted experts expert tp=2": ("experts", {"tp": 2}, (), EXPERT_TP),
+    "adapted experts tp=2, recomputed": ("experts", {"tp": 2}, (), RECOMPUTED),
+    "adapted experts tp=2, merged": ("experts", {"tp": 2}, (), MERGED),
 }
+NUM_PARTS: Final = {"dense": 2 * (4 + 7), "moe": 2 * (2 + 4), "experts": 2 * (2 + 4 + 5)}
+"""Model -> its matrices: the A of each linear, the B of each part; five of a layer's experts."""
 
 
 def with_and_without(
@@ -48,7 +56,8 @@ def with_and_without(
 ) -> tuple[list[RankOutcome], list[RankOutcome]]:
     """Return the run with cc-lora, and that of lora alone on one rank."""
     model, layout, beside, config = CASES[case]
-    common = {key: value for key, value in config.items() if not key.startswith("plugins.cc-lora")}
+    of_plugin = ("plugins.cc-lora.", "parallel.")
+    common = {key: value for key, value in config.items() if not key.startswith(of_plugin)}
     names = ("cc-lora", *beside)
     return trials(model, layout, names, steps, config), trials(model, {}, (), steps, common)
 
@@ -58,13 +67,19 @@ def with_and_without(
 def test_every_adapters_gradient_is_that_of_one_rank(trials: Trials, case: str) -> None:
     ours, plain = with_and_without(trials, case)
     assert_parity(ours, plain, 1e-10)
-    parts = 4 * 2 + 2 * 2 + (0 if CASES[case][0] == "moe" else 3 + 2) * 2
-    assert len({shard.name for shard in plain[0].shards}) == parts
+    assert len({shard.name for shard in plain[0].shards}) == NUM_PARTS[CASES[case][0]]
 
 
 @pytest.mark.exhaustive(by=lambda case: [CASES[case][0]])
 @pytest.mark.parametrize(
-    "case", ["tp=2 sp pp=2", "tp=2", "tp=2 sp dp=2, distributed optimizer", "experts tp=2 ep=2"]
+    "case",
+    [
+        "tp=2 sp pp=2",
+        "tp=2",
+        "tp=2 sp dp=2, distributed optimizer",
+        "experts tp=2 ep=2",
+        "adapted experts expert tp=2",
+    ],
 )
 def test_weights_after_five_steps_are_those_of_one_rank(trials: Trials, case: str) -> None:
     assert_parity(*with_and_without(trials, case, 5), 1e-5)

@@ -52,7 +52,14 @@ CASES: Final[Mapping[str, tuple[str, dict[str, int], tuple[str, ...], dict[str, 
             "ddp.bucket_size": 4000,
         },
     ),
+    "adapted experts": ("mixed", {}, (), {}),
+    "adapted experts tp=2 sp": ("mixed", {"tp": 2}, (), {}),
+    "adapted experts tp=2 sp, cc-lora": ("mixed", {"tp": 2}, ("cc-lora",), {}),
+    "adapted experts gmm tp=2 sp ep=2": ("mixed", {"tp": 2, "dp": 2, "ep": 2}, ("gmm",), {}),
+    "adapted experts tp=2 sp, recomputed": ("mixed", {"tp": 2}, (), RECOMPUTED),
 }
+NUM_PARTS: Final = {"dense": 2 * (4 + 7), "mixed": (4 + 7) + (2 + 4 + 5)}
+"""Model -> its matrices: the A of each linear, the B of each part; five of a layer's experts."""
 
 
 def with_and_without(
@@ -71,7 +78,7 @@ def with_and_without(
 def test_every_adapters_gradient_is_that_of_one_rank(trials: Trials, case: str) -> None:
     ours, plain = with_and_without(trials, case)
     assert_parity(ours, plain, 1e-10)
-    assert len({shard.name for shard in plain[0].shards}) == 2 * (4 + 7)  # A of linears, B of parts
+    assert len({shard.name for shard in plain[0].shards}) == NUM_PARTS[CASES[case][0]]
 
 
 @pytest.mark.exhaustive(by=lambda case: [])
@@ -82,6 +89,7 @@ def test_every_adapters_gradient_is_that_of_one_rank(trials: Trials, case: str) 
         "one rank",
         "tp=2 sp dp=2, distributed optimizer",
         "dp=2, weights gathered late",
+        "adapted experts tp=2 sp",
     ],
 )
 def test_weights_after_five_steps_are_those_of_one_rank(trials: Trials, case: str) -> None:

@@ -46,6 +46,7 @@ def assert_same_bits(got: Steps, want: Steps) -> None:
     assert all(torch.equal(got.trained[name], want.trained[name]) for name in want.trained)
 
 
+ADAPTED_EXPERTS = {"plugins.lora.target_modules": ["all-linear", "experts"]}
 VIRTUAL = {
     "model.num_layers": 4,
     "parallel.virtual_pipeline_model_parallel_size": 2,
@@ -72,10 +73,32 @@ CASES: dict[str, tuple[str, dict[str, int], tuple[str, ...], dict[str, Any]]] = 
     "cp=2 ring": ("dense", {"cp": 2}, ("ring-attention",), {}),
     "latent attention tp=2": ("latent", {"tp": 2}, (), {}),
     "experts gmm ep=2 tp=2": ("moe", {"tp": 2, "dp": 2, "ep": 2}, ("gmm",), {}),
+    "adapted experts": ("moe", {}, (), ADAPTED_EXPERTS),
+    "adapted experts bf16": ("moe", {}, (), {**ADAPTED_EXPERTS, "train.precision": "bf16"}),
+    "adapted experts beside a dense layer": (
+        "moe",
+        {},
+        (),
+        {**ADAPTED_EXPERTS, "model.moe_layer_freq": [0, 1]},
+    ),
+    "adapted experts gmm ep=2 tp=2": (
+        "moe",
+        {"tp": 2, "dp": 2, "ep": 2},
+        ("gmm",),
+        ADAPTED_EXPERTS,
+    ),
+    "adapted experts moe-zero-memory ep=2": (
+        "moe",
+        {"dp": 2, "ep": 2},
+        ("moe-zero-memory",),
+        ADAPTED_EXPERTS,
+    ),
 }
 
 
-@pytest.mark.exhaustive(by=lambda case: [bool(CASES[case][1]), *CASES[case][1]])
+@pytest.mark.exhaustive(
+    by=lambda case: [bool(CASES[case][1]), *CASES[case][1], case[:7] == "adapted"]
+)
 @pytest.mark.parametrize("case", names_of(CASES, lambda case: case[2]))
 def test_steps_equal_those_beside_bitsandbytes_values(gloo_pool: GlooPool, case: str) -> None:
     model, layout, beside, changes = CASES[case]
@@ -89,7 +112,10 @@ def test_steps_equal_those_beside_bitsandbytes_values(gloo_pool: GlooPool, case:
     for got, expected in zip(quantised, want, strict=True):
         assert_same_bits(got, expected)
         assert got.packed
+        assert not any("experts" in name for name in got.packed), "they keep the run's dtype"
         assert not expected.packed
+        adapted = sum(".experts.adapter." in name for name in got.trained)
+        assert bool(adapted) == case.startswith("adapted experts")
     assert quantised[0].losses[0] != quantised[0].losses[-1], "they train"
 
 
