@@ -47,6 +47,11 @@ class Compared:
 
     loss: float
     wanted: float
+    margin: float
+    """Beta times the margin, as it is logged."""
+    wanted_margin: float
+    gradient_VH: Tensor
+    """Of the policy's weight, in its dtype."""
     ratios_T: Tensor
     """Of trained tokens, float64."""
 
@@ -71,9 +76,16 @@ def compare(policy: Head, reference: Head, labels_T: Tensor, documents_T: Tensor
     assert policy.weight_VH.grad.isfinite().all()
     ratios_T = policy.exact(labels_T) - reference.exact(labels_T)
     sign_T = 1.0 - 2.0 * documents_T.double()
-    margin = (sign_T * ratios_T).sum()
-    wanted = -torch.nn.functional.logsigmoid(BETA * margin)
-    return Compared(float(found.sum.detach()), float(wanted), ratios_T)
+    margin = BETA * (sign_T * ratios_T).sum()
+    wanted = -torch.nn.functional.logsigmoid(margin)
+    return Compared(
+        loss=float(found.sum.detach()),
+        wanted=float(wanted),
+        margin=float(found.metrics["rewards/margins"][0]),
+        wanted_margin=float(margin),
+        gradient_VH=policy.weight_VH.grad,
+        ratios_T=ratios_T,
+    )
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
@@ -135,3 +147,51 @@ def test_long_answers_have_a_finite_and_exact_loss() -> None:
     bound = BETA * (2 * float(of_token_T.sum()) + sums) + 4 * unit * (1 + found.wanted)
     assert abs(found.loss - found.wanted) <= bound
     assert bound < 2e-3
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32], ids=str)
+def test_only_logits_and_their_gradients_are_in_the_dtype(dtype: torch.dtype) -> None:
+    """Hidden states are unit vectors, so that no logit is rounded, and what follows is as exact in
+    half precision as in float32: a log-probability, a ratio, the sum over an answer or the
+    reference's value that was rounded to half precision would show.
+
+    The gradient of a logit is rounded once, in the dtype, and so is that of a weight, of a sum in
+    float32. What it is multiplied by has the relative error of a sigmoid: at most that of its
+    argument, times the sigmoid of the negative argument."""
+    torch.manual_seed(0)
+    tokens, width, unit = 96, 16, UNIT[torch.float32]
+    labels_T = torch.randint(width, (tokens,))
+    documents_T = torch.arange(tokens) // (tokens // 2)
+    hidden_TH = torch.eye(width, dtype=dtype)[torch.randint(width, (tokens,))]
+    reference, policy = (
+        Head(hidden_TH, (6.0 * torch.randn(width, width)).to(dtype)) for _ in range(2)
+    )
+    found = compare(policy, reference, labels_T, documents_T)
+    heads = [head.weight_VH.detach().double() for head in (policy, reference)]
+    logits_TV, others_TV = (hidden_TH.double() @ weight_VH.T for weight_VH in heads)
+    # The sum of V exponentials and its logarithm, the shift by the largest, and the difference.
+    sizes_T = logits_TV.abs().amax(-1) + others_TV.abs().amax(-1)
+    of_tokens = float((4 * sizes_T + 2 * (width + 4)).sum()) * unit
+    sums = (tokens + 4) * unit * float(found.ratios_T.abs().sum())
+    bound = BETA * (of_tokens + sums)
+    assert abs(found.margin - found.wanted_margin) <= bound
+    assert abs(found.loss - found.wanted) <= bound + 4 * unit * (1 + found.wanted)
+    assert bound < 2e-3
+    assert float(found.ratios_T.abs().mean()) > 5.0, "roundings of them show"
+    assert found.wanted_margin < -1.0, "neither the loss nor its gradient is near 0"
+
+    sign_T = 1.0 - 2.0 * documents_T.double()
+    slope, other = (
+        float(torch.sigmoid(torch.tensor(margin, dtype=torch.float64)))
+        for margin in (-found.wanted_margin, found.wanted_margin + bound)
+    )
+    one_hot_TV = torch.nn.functional.one_hot(labels_T, width).double()
+    upstream_T1 = -BETA * slope * sign_T[:, None]
+    softmax_TV = logits_TV.softmax(-1)
+    wanted_VH = (upstream_T1 * (one_hot_TV - softmax_TV)).T @ hidden_TH.double()
+    sizes_VH = (BETA * slope * (one_hot_TV + softmax_TV)).T @ hidden_TH.double()
+    of_softmax = (4 * float(logits_TV.abs().max()) + width + 8 + tokens) * unit
+    relative = 2 * UNIT[dtype] + UNIT[dtype] ** 2 + of_softmax + bound * other
+    # What fp16 rounds to its least numbers.
+    least = torch.finfo(dtype).smallest_normal * UNIT[dtype] * (tokens + 1)
+    assert ((found.gradient_VH.double() - wanted_VH).abs() <= relative * sizes_VH + least).all()
