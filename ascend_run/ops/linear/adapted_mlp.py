@@ -92,8 +92,11 @@ def adapted_mlp(x: Tensor, mlp: AdaptedMlp) -> Tensor:
     Numerics: as ``adapted_linear``, the activation and ``adapted_linear`` apart.
 
     Raises:
-        ValueError: A weight requires a gradient, or an adapter is merged that has dropout.
+        ValueError: A weight or the bias requires a gradient, or an adapter is merged that has
+            dropout.
     """
+    if mlp.bias_N is not None and mlp.bias_N.requires_grad:
+        raise ValueError("the bias of fc1 is frozen; this one requires a gradient")
     for name, linear in (("fc1", mlp.fc1), ("fc2", mlp.fc2)):
         if linear.weight_NK.requires_grad:
             raise ValueError(f"the weight of {name} is frozen; this one requires a gradient")

@@ -100,6 +100,14 @@ def test_a_trained_weight_is_an_error() -> None:
         adapted_mlp(torch.ones(4, 2), mlp)
 
 
+def test_a_trained_bias_is_an_error() -> None:
+    """Its gradient would be lost."""
+    trained = torch.ones(2, requires_grad=True)
+    mlp = AdaptedMlp(fc1=linear(), fc2=linear(), activation=torch.relu, bias_N=trained)
+    with pytest.raises(ValueError, match="the bias of fc1 is frozen"):
+        adapted_mlp(torch.ones(4, 2), mlp)
+
+
 def test_an_adapter_with_dropout_cannot_be_merged() -> None:
     merged = attrs.evolve(linear().schedule, merges=True)
     mlp = AdaptedMlp(fc1=linear(schedule=merged, dropout=0.5), fc2=linear(), activation=torch.relu)

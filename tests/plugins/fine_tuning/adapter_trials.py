@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import pytest
 import torch
 from safetensors.torch import save_file
+from torch import Tensor
 
 from ascend_run.testing.models import DENSE, MODELS
 from ascend_run.testing.pool import GlooPool
@@ -70,6 +73,26 @@ def write_adapter(folder: Path, dense: Sequence[int] = (), experts: Sequence[int
     return str(folder)
 
 
+def run_with_biases(trial: Trial) -> RankOutcome:
+    """Run a trial whose linears' biases, if it has any, are not 0 as they are initialized; they
+    depend on their name and index in the full tensor. A rank's job."""
+    from ascend_run.testing.dry_run import DryRun
+    from ascend_run.testing.parameter_shards import parameter_shards
+
+    built = DryRun.build
+
+    def build(self: DryRun, *args: Any, **kwargs: Any) -> None:
+        built(self, *args, **kwargs)
+        vocabulary = self.context.config.model.vocab_size
+        for shard in parameter_shards(self.bundle.chunks, vocabulary, Tensor.detach):
+            if shard.tensor is not None and re.fullmatch(r".+\.linear_\w+\.bias", shard.name):
+                index = torch.arange(len(shard.tensor)) + shard.offset[0] + len(shard.name)
+                shard.tensor.copy_(0.5 * torch.sin(index.double()))
+
+    with patch.object(DryRun, "build", build):
+        return run_trial(trial)
+
+
 class Trials:
     """Runs with adapters on the kit's batches."""
 
@@ -107,7 +130,7 @@ class Trials:
         trial = Trial(plugins=("lora", *beside), config=values, steps=steps)
         key = f"{ranks} {trial}"
         if key not in self.made:
-            self.made[key] = self.pool.run(run_trial, ranks, trial, timeout=100)
+            self.made[key] = self.pool.run(run_with_biases, ranks, trial, timeout=100)
         return self.made[key]
 
 
