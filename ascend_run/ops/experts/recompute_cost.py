@@ -12,6 +12,7 @@ from ascend_run.types.cost import (
     Phase,
     PipelineStage,
     SavedChange,
+    SavedTensor,
     Storage,
     WorkingMemory,
 )
@@ -45,10 +46,9 @@ def recompute_cost(
     dropping = tuple(layer for layer in layers if layer not in keeping)
     computed = [f"{part}.{name}" for part in parts for name in _COMPUTED]
     computed += ["experts.weighted", "experts.replicas", "experts.adapted"]
-    saved = [
-        SavedChange(tensors=tuple(computed), layers=tuple(layers), storage=Storage.NONE),
-        SavedChange(tensors=("experts.input",), layers=dropping, storage=Storage.NONE),
-    ]
+    computed.append("experts.input")
+    # Kept whether or not a weight's gradient needs it, so not as the input that others may drop.
+    kept = SavedTensor(part="experts", name="tokens", nbytes=sizes["experts.input"])
     working = [
         WorkingMemory(
             part=part,
@@ -68,7 +68,9 @@ def recompute_cost(
         communication += _shared(config, layout, sizes, len(layers) * rank.num_microbatches)
     communication.append(_replicas(1 + len(layers) / len(rank.moe_layers)))
     return CostChange(
-        saved=tuple(saved),
+        saved=(SavedChange(tensors=tuple(computed), layers=tuple(layers), storage=Storage.NONE),),
+        saved_added=(kept,),
+        saved_added_layers=tuple(keeping),
         working=tuple(w for w in working if w.nbytes),
         communication=tuple(communication),
         flops=sum(_flops(config, layout, rank, layer, sizes, parts) for layer in layers),

@@ -17,7 +17,13 @@ from ascend_run.plugin_api import (
 )
 
 from .dora_cost import AdaptedLinear, norm_messages, unscaled
-from .expert_cost import adapted_experts, expert_messages, kept_sums, read_activations
+from .expert_cost import (
+    adapted_experts,
+    expert_messages,
+    kept_sums,
+    no_gradients,
+    read_activations,
+)
 from .saved_modules import frozen_parts
 from .sizes import rank_of_part
 from .targets import LINEARS, model_linears, wanted_parts
@@ -51,6 +57,8 @@ _NEVER_READ = (
     *("shared_experts.input", "shared_experts.product"),
 )
 """Activations saved for the gradients of weights that take no adapter."""
+_DISPATCHES_AGAIN = "moe-zero-memory"
+"""The plugin that at its level 1 keeps the router's input, to dispatch it again."""
 
 
 _WIDE = 4
@@ -79,6 +87,8 @@ def adapter_cost(
     scattered = layout.tp if config.parallel.sequence_parallel else 1
     saved = [SavedTensor(part="self_attention", name="adapters", nbytes=width * narrow)]
     never = {*_NEVER_READ} - ({"router.input"} if "router" in options.modules_to_save else set())
+    if getattr(config.plugins.get(_DISPATCHES_AGAIN), "level", 0) == 1:
+        never -= {"router.input"}
     experts = adapted_experts(config, layout, rank, options)
     if experts:
         never -= read_activations(options)
@@ -90,6 +100,7 @@ def adapter_cost(
         saved=(SavedChange(tensors=(*unread, *sorted(never)), storage=Storage.NONE),),
         saved_added=(*saved, *([unscaled(rank, linears, scattered)] if linears else [])),
         saved_added_layers=layers,
+        working=no_gradients(rank, experts),
         communication=(
             *_messages(config, layout, rank, options, parameters),
             *norm_messages(rank, linears, layout.tp),

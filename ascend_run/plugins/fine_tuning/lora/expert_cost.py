@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 import attrs
 
-from ascend_run.plugin_api import Communication, ParameterCost, SavedTensor
+from ascend_run.plugin_api import Communication, ParameterCost, Phase, SavedTensor, WorkingMemory
 
 from .sizes import rank_of_part
 from .targets import wanted_experts
@@ -97,6 +97,28 @@ def kept_sums(rank: PipelineStage, adapted: Sequence[AdaptedExperts]) -> SavedTe
     """Return the sums that are saved, as the mean of this rank's layers."""
     nbytes = sum(one.weight.numel for one in adapted) * rank.item_bytes / len(rank.layers)
     return SavedTensor(part="experts", name="adapted", nbytes=nbytes)
+
+
+def no_gradients(
+    rank: PipelineStage, adapted: Sequence[AdaptedExperts]
+) -> tuple[WorkingMemory, ...]:
+    """Return what the backward of a layer's experts does not hold: of each frozen weight without an
+    adapter the gradient of every expert, and the stack of these."""
+    formed = {one.weight for one in adapted}
+    weights = [p for p in rank.parameters if p.part == "experts" and p.name in ("fc1", "fc2")]
+    numel = sum(p.numel for p in weights if p not in formed)
+    layers = {p.layer for p in weights}
+    if not numel:
+        return ()
+    nbytes = -2.0 * numel * rank.item_bytes / len(layers)
+    return (
+        WorkingMemory(
+            part="experts.weights",
+            name="gradients of frozen weights",
+            nbytes=nbytes,
+            phase=Phase.BACKWARD,
+        ),
+    )
 
 
 def expert_messages(

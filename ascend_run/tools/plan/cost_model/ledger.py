@@ -42,10 +42,11 @@ class Saved:
     """Offloaded: how many layers before its own backward it is prefetched; -1: with its part's."""
     again: int | None = None
     """If recomputed: the layer at whose backward its forward is recomputed."""
-    discarded: bool = False
-    """Whether it is recomputed without the rest of its part."""
+    discarded: bool = False  #: Whether it is recomputed without the rest of its part.
     added: bool = False
     """Whether a plugin saves it: if another one drops it, it is recomputed."""
+    starts: bool = False
+    """Whether others are recomputed from it: it stays, whether or not a gradient needs it."""
 
     @property
     def key(self) -> str:
@@ -86,8 +87,7 @@ class Ledger:
     buffers: dict[str, float] = attrs.field(factory=dict)
     host_buffers: dict[str, float] = attrs.field(factory=dict)
     host_is_device: bool = False
-    main_param_bytes: float = 4.0
-    """Of an element of the master weights."""
+    main_param_bytes: float = 4.0  #: Of an element of the master weights.
     optimizer_storage: Storage = Storage.DEVICE
     """Of optimizer states between steps."""
     optimizer_bytes: float | None = None
@@ -103,8 +103,7 @@ class Ledger:
     """Layer -> what its recomputed parts send once more."""
     again_flops: dict[int, float] = attrs.field(factory=dict)
     """Layer -> FLOPs of its recomputed parts in one step."""
-    whole: set[int] = attrs.field(factory=set)
-    """Layers that are recomputed whole."""
+    whole: set[int] = attrs.field(factory=set)  #: Layers that are recomputed whole.
     shares: dict[int, float] = attrs.field(factory=dict)
     """Layer -> share of its forwards that are recomputed, if not all of them are."""
     ahead: RecomputedAhead | None = None
@@ -171,6 +170,7 @@ class Ledger:
                 inside = [t for t in self.saved[layer] if _matches(t.part, parts)]
                 first = inside[0] if inside and layer == group[0] else None
                 for tensor in inside:
+                    tensor.starts |= tensor is first
                     if tensor is not first and tensor.storage is not Storage.NONE:
                         tensor.storage, tensor.again = Storage.NONE, group[-1]
                 repeated = [p for p in self.part_flops[layer] if _matches(p, parts)]
@@ -246,8 +246,8 @@ class Ledger:
 
     def _added(self, tensor: SavedTensor, layer: int) -> Saved:
         """A plugin's tensor, which is recomputed if its part is."""
-        beside = (t for t in self.saved[layer] if t.part == tensor.part and not t.discarded)
-        again = next((t.again for t in beside if t.again is not None), None)
+        own = (t for t in self.saved[layer] if not (t.discarded or t.added))
+        again = next((t.again for t in own if t.part == tensor.part and t.again is not None), None)
         storage = Storage.DEVICE if again is None else Storage.NONE
         return Saved(
             part=tensor.part,
@@ -274,7 +274,8 @@ class Ledger:
                 wanted = _matches(tensor.key, change.tensors) and tensor.nbytes >= change.at_least
                 if wanted and tensor.again is not None and change.kept:
                     self.saved[layer].append(_kept_of(tensor, change.kept))
-                if not wanted or tensor.storage is Storage.NONE:
+                stays = tensor.starts and change.storage is Storage.NONE
+                if not wanted or stays or tensor.storage is Storage.NONE:
                     continue
                 if change.storage in OFFLOADED and (layer, tensor.part) in self.repeated:
                     continue  # what is recomputed there is not saved

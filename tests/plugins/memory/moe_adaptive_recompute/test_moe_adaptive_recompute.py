@@ -106,12 +106,16 @@ def test_plan_counts_what_a_balanced_routing_exceeds(keep: bool) -> None:
         planned({**config, SCALE: scale, KEEP: keep}, ("moe-adaptive-recompute",))[1][0]
         for scale in (1.0, 0.99)
     )
-    (moved, *dropped) = above.changes["moe-adaptive-recompute"].saved
+    change = above.changes["moe-adaptive-recompute"]
+    (moved,) = change.saved
     assert "moe-adaptive-recompute" not in below.changes
     assert below.memory == plain.memory
     assert not any(name.startswith("shared_experts") for name in moved.tensors)
     assert moved.layers == tuple(range(MOE["model.num_layers"]))
-    assert [change.layers for change in dropped] == [() if keep else moved.layers]
+    assert "experts.input" in moved.tensors
+    assert change.saved_added_layers == (moved.layers if keep else ())
+    tokens = next(t.nbytes for t in plain.rank.saved[0] if t.key == "experts.input")
+    assert [tensor.nbytes for tensor in change.saved_added] == [tokens]
     more = 2 * sum(p.numel for p in above.rank.parameters if p.part == "experts" and p.is_matrix)
     rows = 16 * 2 / config["model.num_moe_experts"] * above.rank.num_microbatches
     assert above.flops - plain.flops == pytest.approx(more * rows)
