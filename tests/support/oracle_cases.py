@@ -89,6 +89,19 @@ CASES: Final[Mapping[str, OracleCase]] = {
             "optimizer.lr_decay_style": "linear",
         },
     ),
+    "adapters of shared experts": OracleCase(
+        enable=("lora",),
+        model="moe",
+        config={
+            "model.moe_shared_expert_intermediate_size": 24,
+            "model.moe_shared_expert_gate": True,
+            "plugins.lora.rank": 3,
+            "plugins.lora.dora": True,
+            "plugins.lora.rank_pattern": {"shared_experts": 2, "linear_fc1_up": 4},
+            "plugins.lora.alpha_pattern": {"linear_fc2": 5.0, "shared_experts_fc1_up": 3.0},
+            "plugins.lora.target_modules": ["linear_fc1", "shared_experts_fc2", "linear_k"],
+        },
+    ),
     "no positions": OracleCase(
         enable=("alibi", "eod-reset", "noop-layers"),
         config={

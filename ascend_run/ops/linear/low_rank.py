@@ -14,13 +14,16 @@ from typing import TypeVar
 import torch
 from torch import Tensor
 
+from .adapter_parts import selectors
+
 _T = TypeVar("_T")
 
 
 def of_part(pattern: Mapping[str, _T], linear: str, part: str, default: _T) -> _T:
-    """Return what a pattern has for a part of a fused linear, else for the linear, else the
-    default."""
-    return pattern.get(part, pattern.get(linear, default))
+    """Return what a pattern has for a part of a linear, by the first of its names that the pattern
+    has, else for the linear, else the default."""
+    names = (*selectors(part), linear)
+    return next((pattern[name] for name in names if name in pattern), default)
 
 
 def scale_of(alpha: float, rank: int, *, rslora: bool) -> float:

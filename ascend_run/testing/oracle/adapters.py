@@ -59,7 +59,7 @@ class Adapter(nn.Module):
         for name in rows:
             if name in adapted:
                 rank, alpha = (
-                    pattern.get(name, pattern.get(linear, default))
+                    next((pattern[n] for n in _names(name, linear) if n in pattern), default)
                     for pattern, default in (
                         (options.rank_pattern, options.rank),
                         (options.alpha_pattern, options.alpha),
@@ -170,14 +170,21 @@ def add_adapters(layers: nn.ModuleList, config: RunConfig) -> None:
         if isinstance(attention, SelfAttention | LatentAttention):
             _adapt(attention.linear_proj, "linear_proj", config, {"linear_proj": hidden})
         if isinstance(mlp, MLP):
-            total = len(mlp.linear_fc1.weight)
-            rows = {"linear_fc1": total}
-            if mlp.activation.is_gated:
-                rows = {"linear_fc1_gate": total // 2, "linear_fc1_up": total // 2}
-            _adapt(mlp.linear_fc1, "linear_fc1", config, rows)
-            _adapt(mlp.linear_fc2, "linear_fc2", config, {"linear_fc2": hidden})
+            _adapt_mlp(mlp, "linear", hidden, config)
         elif isinstance(mlp, MoE):
             _adapt_experts(mlp.experts, config)
+            if mlp.shared_experts is not None:
+                _adapt_mlp(mlp.shared_experts, "shared_experts", hidden, config)
+
+
+def _adapt_mlp(mlp: MLP, prefix: str, hidden: int, config: RunConfig) -> None:
+    """Add the adapters of an MLP, or of shared experts, by their prefix in the names of options."""
+    total, fc1 = len(mlp.linear_fc1.weight), f"{prefix}_fc1"
+    rows = {fc1: total}
+    if mlp.activation.is_gated:
+        rows = {f"{fc1}_gate": total // 2, f"{fc1}_up": total // 2}
+    _adapt(mlp.linear_fc1, fc1, config, rows)
+    _adapt(mlp.linear_fc2, f"{prefix}_fc2", config, {f"{prefix}_fc2": hidden})
 
 
 def _adapt_experts(experts: Experts, config: RunConfig) -> None:
@@ -195,9 +202,18 @@ def _adapt(
 ) -> None:
     """Add the adapter of one linear if it, or one of its projections, is a target."""
     targets = {*config.plugins["lora"].target_modules}
-    adapted = frozenset(rows) if targets & {"all-linear", name} else frozenset(rows) & targets
+    named = {part: {"all-linear", *_names(part, name)} for part in rows}
+    adapted = frozenset(part for part, names in named.items() if targets & names)
     if adapted:
         linear.adapter = Adapter(config, name, linear.weight.shape[1], rows, groups, adapted)
+
+
+def _names(part: str, linear: str) -> list[str]:
+    """Return what means a part in options, from its own name to the one with most meanings."""
+    own = [part, linear]
+    if not part.startswith("shared_experts"):
+        return own
+    return [*own, "shared_experts", *(n.replace("shared_experts", "linear") for n in own)]
 
 
 def freeze_all_but_adapters(model: nn.Module, config: RunConfig) -> None:

@@ -29,7 +29,8 @@ def link(linear: nn.Module, options: CcLoraOptions, ops: PlatformOps) -> Forward
         matmul_all_reduce=functools.partial(sliced_matmul.matmul_all_reduce, **how),
     )
     adapter = adapter_of(linear)
-    if adapter is None:
+    # Where the linear has no collectives, its adapter sums gradients, which is not overlapped.
+    if adapter is None or getattr(linear, "explicit_expert_comm", False):
         return linear_link(linear, fused=sliced)
     adapter.is_fused = True
     adapted = LinearWithAdapter(adapter=adapter, slices=options.slices, merge=options.merge)

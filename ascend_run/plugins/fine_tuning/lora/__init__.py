@@ -61,8 +61,9 @@ class LoraOptions:
     target_modules: tuple[str, ...] = ("all-linear",)
     """Linears to adapt: ``linear_qkv``, ``linear_proj``, ``linear_fc1``, ``linear_fc2``, or one
     projection of a fused linear: ``linear_q``, ``linear_k``, ``linear_v``, ``linear_fc1_gate``,
-    ``linear_fc1_up``. Weights of routed experts, which ``all-linear`` leaves out: ``experts``, or
-    ``experts_fc1`` or ``experts_fc2`` alone."""
+    ``linear_fc1_up``. Of shared experts alone: ``shared_experts``, ``shared_experts_fc1`` ...
+    Weights of routed experts, which ``all-linear`` leaves out: ``experts``, or ``experts_fc1`` or
+    ``experts_fc2`` alone."""
     modules_to_save: tuple[str, ...] = ()
     """Modules to train in full, and to save with the adapters: ``word_embeddings``,
     ``output_layer``, ``final_layernorm``, ``input_layernorm``, ``pre_mlp_layernorm``,

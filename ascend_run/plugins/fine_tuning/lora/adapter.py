@@ -3,7 +3,8 @@
 Column-parallel (the output is sharded): A is replicated on every rank, each B is sharded as the
 output is; where ranks share key-value groups, each B of the QKV projection is replicated and a rank
 takes its rows of the product. Row-parallel (the input is sharded): A is sharded as the input is, B
-is replicated. Collectives are ``rank`` wide.
+is replicated. Collectives are ``rank`` wide. Where the collectives of shared experts are not their
+linears' own (``model.moe_shared_expert_overlap``), gradients of what is replicated are summed.
 """
 
 # S sequence on this rank, B micro-batch, H input and O output of the linear on this rank, R rank
@@ -39,7 +40,7 @@ from ascend_run.plugin_api import ForwardLink
 from ascend_run.types.forward import Forward
 
 from .attaching import Offsets, add_adapter
-from .linear_rows import ParallelLinear, rows_of_parts, shares_groups, tensor_group
+from .linear_rows import ParallelLinear, is_local, rows_of_parts, shares_groups, tensor_group
 from .sizes import rank_of_part, scale_of_part
 
 if TYPE_CHECKING:
@@ -81,7 +82,8 @@ class Adapter(nn.Module):
         self.dropout = options.dropout
         self.is_column = isinstance(linear, ColumnParallelLinear)
         self.tp_group = tensor_group(linear)
-        self.sequence_parallel = bool(linear.sequence_parallel)
+        self.is_local = is_local(linear, name)
+        self.sequence_parallel = bool(linear.sequence_parallel) and not self.is_local
         self.rows = rows_of_parts(linear, name)
         self.shares_groups = shares_groups(linear, name)
         weight = linear.weight
@@ -132,7 +134,8 @@ class Adapter(nn.Module):
 
     def update(self, x_SBH: Tensor) -> Tensor:
         """Return ``scale * B A x`` of an input that is dropped already."""
-        return self.outer(self._exchanged(F.linear(x_SBH, self.lora_A)))
+        a = self._summed(self.lora_A) if self.is_local and self.is_column else self.lora_A
+        return self.outer(self._exchanged(F.linear(x_SBH, a)))
 
     def blocks_of_a(self) -> Iterator[tuple[str, Tensor]]:
         """Yield every part and its rows of ``lora_A``, [R, H]."""
@@ -150,7 +153,7 @@ class Adapter(nn.Module):
     def _exchanged(self, inner: Tensor) -> Tensor:
         """Communicate the output of A as B needs it; gradients take the opposite direction."""
         group = self.tp_group
-        if group.size() == 1:
+        if group.size() == 1 or self.is_local:
             return inner
         out: Tensor
         if self.is_column and self.sequence_parallel:
@@ -188,10 +191,14 @@ class Adapter(nn.Module):
         )
 
     def shared(self, tensor: Tensor) -> Tensor:
-        """Return a tensor with the rows of a part; where ranks share key-value groups, backward
-        sums what the ranks' rows contribute."""
-        if not self.shares_groups:
+        """Return a tensor with the rows of a part; where ranks share key-value groups, or the
+        dispatcher sums the output, backward sums what the ranks contribute."""
+        if not (self.shares_groups or (self.is_local and not self.is_column)):
             return tensor
+        return self._summed(tensor)
+
+    def _summed(self, tensor: Tensor) -> Tensor:
+        """Return a replicated tensor whose gradient is summed over the ranks."""
         copied: Tensor = copy_to_tensor_model_parallel_region(tensor, group=self.tp_group)
         if copied.requires_grad:  # of a gradient with other strides, Megatron would sum a copy
             copied.register_hook(Tensor.contiguous)

@@ -50,12 +50,11 @@ _READERS = {
     "self_attention.attended": ("self_attention.linear_proj",),
     "mlp.input": ("mlp.linear_fc1",),
     "mlp.product": ("mlp.linear_fc2",),
+    "shared_experts.input": ("mlp.shared_experts.linear_fc1",),
+    "shared_experts.product": ("mlp.shared_experts.linear_fc2",),
 }
 """Activation -> the linears for the gradients of whose weights it is saved."""
-_NEVER_READ = (
-    *("router.input", "experts.input", "experts.weighted"),
-    *("shared_experts.input", "shared_experts.product"),
-)
+_NEVER_READ = ("router.input", "experts.input", "experts.weighted")
 """Activations saved for the gradients of weights that take no adapter."""
 _DISPATCHES_AGAIN = "moe-zero-memory"
 """The plugin that at its level 1 keeps the router's input, to dispatch it again."""
@@ -78,17 +77,19 @@ def adapter_cost(
     rank = attrs.evolve(rank, layers=layers, parameters=own)
     parameters = tuple(_parameters(config, layout, rank, options))
     narrow = rank.tokens * rank.item_bytes
-    parts = [p for p in parameters if p.name.endswith("lora_A") and p.layer == rank.layers[0]]
-    width = sum(sum(_ranks(_linear_of(p), config, options)) for p in parts)
+    parts = [p for p in parameters if p.name.endswith("lora_A")]
+    width = sum(sum(_ranks(_linear_of(p), config, options)) for p in parts) / max(1, len(layers))
     present = model_linears(config)
     adapted = {name for name in present if wanted_parts(options.target_modules, name, config)}
     unread = tuple(name for name, linears in _READERS.items() if adapted.isdisjoint(linears))
     linears = [*_linears(config, layout, rank, options)] if options.dora else []
     scattered = layout.tp if config.parallel.sequence_parallel else 1
     saved = [SavedTensor(part="self_attention", name="adapters", nbytes=width * narrow)]
-    never = {*_NEVER_READ} - ({"router.input"} if "router" in options.modules_to_save else set())
-    if getattr(config.plugins.get(_DISPATCHES_AGAIN), "level", 0) == 1:
-        never -= {"router.input"}
+    never = {*_NEVER_READ}
+    dispatches_again = getattr(config.plugins.get(_DISPATCHES_AGAIN), "level", 0) == 1
+    if dispatches_again or "router" in options.modules_to_save:
+        never -= {"router.input"}  # which is that of shared experts, if any
+        unread = tuple(name for name in unread if name != "shared_experts.input")
     experts = adapted_experts(config, layout, rank, options)
     if experts:
         never -= read_activations(options)
@@ -115,9 +116,9 @@ def _linears(
     config: RunConfig, layout: Layout, rank: PipelineStage, options: LoraOptions
 ) -> Iterator[AdaptedLinear]:
     for weight in rank.parameters:
-        if weight.layer is None or weight.key not in LINEARS:
+        if weight.layer is None or _name(weight.key) not in LINEARS:
             continue
-        if parts := wanted_parts(options.target_modules, weight.key, config):
+        if parts := wanted_parts(options.target_modules, _name(weight.key), config):
             columns = _columns(config, rank, weight)
             rows = weight.numel // columns
             shares = _rows(config, layout, rank, rows)
@@ -125,7 +126,7 @@ def _linears(
                 weight=weight,
                 columns=columns,
                 is_split=weight.name in _SPLIT_COLUMNS,
-                ranks=_ranks(weight.key, config, options),
+                ranks=_ranks(_name(weight.key), config, options),
                 part_rows=[shares.get(part, int(rows)) for part in parts],
             )
 
@@ -140,19 +141,22 @@ def _messages(
     """Yield the collectives of the low-rank matmuls, which match those of Megatron's linears."""
     if layout.tp == 1:
         return
+    for matrix in parameters:
+        parts = len(_ranks(_linear_of(matrix), config, options))
+        if matrix.name == "linear_qkv.lora_B" and _shares_groups(config, layout):
+            yield _reduced(rank, parts, matrix.numel * rank.item_bytes, "shared key-value heads")
+        if _is_local(matrix, config) and matrix.name in ("linear_fc1.lora_A", "linear_fc2.lora_B"):
+            yield _reduced(rank, 1, matrix.numel * rank.item_bytes, "overlapped shared experts")
     if _shares_groups(config, layout):
-        for matrix in parameters:
-            if matrix.name == "linear_qkv.lora_B":
-                parts = len(_ranks(_linear_of(matrix), config, options))
-                yield _reduced(rank, parts, matrix.numel * rank.item_bytes)
         for linear in _linears(config, layout, rank, options) if options.dora else ():
             if linear.weight.name == "linear_qkv":
-                yield _reduced(rank, len(linear.ranks), sum(linear.part_rows) * _WIDE)
+                wide = sum(linear.part_rows) * _WIDE
+                yield _reduced(rank, len(linear.ranks), wide, "shared key-value heads")
     one = rank.tokens * rank.item_bytes
     for weight in rank.parameters:
-        if weight.layer is None or weight.key not in LINEARS:
+        if weight.layer is None or _name(weight.key) not in LINEARS or _is_local(weight, config):
             continue
-        width = sum(_ranks(weight.key, config, options))
+        width = sum(_ranks(_name(weight.key), config, options))
         is_summed = "forward" if weight.name in _SPLIT_COLUMNS else "backward"
         for operation, direction, nbytes in _exchanges(config, layout, is_summed, width * one):
             yield Communication(
@@ -164,15 +168,20 @@ def _messages(
             )
 
 
-def _reduced(rank: PipelineStage, parts: int, nbytes: float) -> Communication:
-    """The gradients of the replicated matrices of one QKV projection, of each micro-batch."""
+def _reduced(rank: PipelineStage, parts: int, nbytes: float, which: str) -> Communication:
+    """The gradients of replicated matrices of one linear, of each micro-batch."""
     return Communication(
         operation="all_reduce",
         group="tp",
         calls=rank.num_microbatches * parts,
         sent_bytes=rank.num_microbatches * nbytes,
-        why="adapters of shared key-value heads, backward",
+        why=f"adapters of {which}, backward",
     )
+
+
+def _is_local(weight: ParameterCost, config: RunConfig) -> bool:
+    """Return whether the token dispatcher has the collectives of a linear."""
+    return weight.part == "shared_experts" and bool(config.model.moe_shared_expert_overlap)
 
 
 def _shares_groups(config: RunConfig, layout: Layout) -> bool:
@@ -195,7 +204,12 @@ def _exchanges(
 
 
 def _linear_of(matrix: ParameterCost) -> str:
-    return f"{matrix.part}.{matrix.name.partition('.')[0]}"
+    return _name(f"{matrix.part}.{matrix.name.partition('.')[0]}")
+
+
+def _name(key: str) -> str:
+    """Return the linear in a layer that a key of the cost model is."""
+    return f"mlp.{key}" if key.startswith("shared_experts.") else key
 
 
 def _ranks(linear: str, config: RunConfig, options: LoraOptions) -> list[int]:
@@ -208,14 +222,14 @@ def _parameters(
     config: RunConfig, layout: Layout, rank: PipelineStage, options: LoraOptions
 ) -> Iterator[ParameterCost]:
     for weight in rank.parameters:
-        if weight.layer is None or weight.key not in LINEARS:
+        if weight.layer is None or _name(weight.key) not in LINEARS:
             continue
-        parts = wanted_parts(options.target_modules, weight.key, config)
+        parts = wanted_parts(options.target_modules, _name(weight.key), config)
         if not parts:
             continue
         columns = _columns(config, rank, weight)
         shares = _rows(config, layout, rank, weight.numel // columns)
-        ranks = _ranks(weight.key, config, options)
+        ranks = _ranks(_name(weight.key), config, options)
         in_b = sum(
             shares.get(part, weight.numel // columns) * width
             for part, width in zip(parts, ranks, strict=True)
@@ -231,7 +245,7 @@ def _parameters(
                 name=f"{weight.name}.{name}",
                 numel=numel,
                 layer=weight.layer,
-                sees_own_tokens=name == whole,
+                sees_own_tokens=name == whole and not _is_local(weight, config),
             )
 
 
@@ -258,6 +272,9 @@ def _rows(config: RunConfig, layout: Layout, rank: PipelineStage, rows: int) -> 
         "linear_q": int(heads * rank.head_width),
         "linear_k": int(groups * rank.head_width),
         "linear_v": int(groups * rank.head_width),
-        "linear_fc1_gate": rows // 2,
-        "linear_fc1_up": rows // 2,
+        **{
+            f"{fc1}_{half}": rows // 2
+            for fc1 in ("linear_fc1", "shared_experts_fc1")
+            for half in ("gate", "up")
+        },
     }

@@ -27,6 +27,12 @@ def shares_groups(linear: ParallelLinear, name: str) -> bool:
     return name.endswith("linear_qkv") and groups < tensor_group(linear).size()
 
 
+def is_local(linear: ParallelLinear, name: str) -> bool:
+    """Return whether the token dispatcher has the collectives of a linear of shared experts."""
+    overlaps = cast("TransformerConfig", linear.config).moe_shared_expert_overlap
+    return bool(overlaps) and name.startswith("mlp.shared_experts.")
+
+
 def rows_of_parts(linear: ParallelLinear, name: str) -> dict[str, tuple[int, int]]:
     """Return (groups, rows per group) of every part of a linear, in Megatron's order of the output.
 
@@ -46,6 +52,9 @@ def rows_of_parts(linear: ParallelLinear, name: str) -> dict[str, tuple[int, int
             "linear_k": (groups, width),
             "linear_v": (groups, width),
         }
-    if name.endswith("linear_fc1") and config.gated_linear_unit:
-        return {"linear_fc1_gate": (1, rows // 2), "linear_fc1_up": (1, rows // 2)}
-    return {name.rpartition(".")[2]: (1, rows)}
+    block, _, short = name.rpartition(".")
+    if block == "mlp.shared_experts":
+        short = short.replace("linear", "shared_experts")
+    if short.endswith("fc1") and config.gated_linear_unit:
+        return {f"{short}_gate": (1, rows // 2), f"{short}_up": (1, rows // 2)}
+    return {short: (1, rows)}

@@ -17,7 +17,7 @@ from ascend_run.ops.linear.peft_settings import (
 from .peft_config import PREFIX, TENSOR_FILE, StoredAdapter, neutral_problems
 from .saved_modules import EMBEDDING, OUTPUT_LAYER, is_tied, module_of
 from .sizes import alpha_of_part, rank_of_part
-from .targets import EXPERT_PARTS, PEFT_EXPERTS, PEFT_NAMES, peft_module
+from .targets import EXPERT_PARTS, PEFT_EXPERTS, PEFT_NAMES, adapted, peft_module
 
 if TYPE_CHECKING:
     from ascend_run.plugin_api import RunConfig
@@ -135,10 +135,17 @@ def _tensor_problems(
             f"{', '.join(foreign[:3])}{more}"
         )
     if stored != set(parts):
-        its = ",".join(part for part in (*names, *EXPERT_PARTS) if part in stored)
+        its = [part for part in (*names, *EXPERT_PARTS) if part in stored]
+        if lacking := {*adapted(its, config)} - stored:
+            yield (
+                f"plugins.lora.load: the adapter in {found.folder} has {', '.join(its)} of dense "
+                f"layers without {', '.join(sorted(lacking))}, which the same targets mean; "
+                "expected both"
+            )
+            return
         yield (
             f"plugins.lora.load: the adapter in {found.folder} adapts other parts than this run; "
-            f"set plugins.lora.target_modules={its or 'none'}"
+            f"set plugins.lora.target_modules={','.join(its) or 'none'}"
         )
 
 

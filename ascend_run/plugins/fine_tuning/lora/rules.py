@@ -19,10 +19,13 @@ from .targets import (
     EXPERTS,
     FEED_FORWARD,
     PEFT_NAMES,
+    SHARED_EXPERTS,
     adapted,
+    has_shared_experts,
     known_targets,
     model_linears,
     only_experts,
+    unnamed_parts,
     wanted_experts,
 )
 
@@ -52,11 +55,18 @@ def _target_problems(config: RunConfig, options: LoraOptions) -> Iterator[str]:
                 f"(model.num_moe_experts={config.model.num_moe_experts}); expected some of "
                 f"{', '.join(known)}"
             )
+        elif name not in known and name in SHARED_EXPERTS:
+            yield (
+                f"plugins.lora.target_modules names {name!r}, but no layer has shared experts "
+                "(model.moe_shared_expert_intermediate_size="
+                f"{config.model.moe_shared_expert_intermediate_size}); expected some of "
+                f"{', '.join(known)}"
+            )
         elif name not in known:
             yield (
                 f"plugins.lora.target_modules names {name!r}; expected some of {', '.join(known)}"
             )
-        elif name in FEED_FORWARD and only_experts(config):
+        elif name in FEED_FORWARD and not has_shared_experts(config) and only_experts(config):
             yield (
                 f"plugins.lora.target_modules names {name!r}, but every layer has experts "
                 f"(model.num_moe_experts={config.model.num_moe_experts}, model.moe_layer_freq="
@@ -97,7 +107,8 @@ def _listed(frequency: int | Sequence[int]) -> int | list[int]:
 def exports(config: RunConfig, options: LoraOptions) -> bool:
     """Return whether the run writes its adapter in PEFT's format."""
     if options.export is None:
-        return config.model.family in PEFT_NAMES and not unnamed(config, options)
+        lacking = unnamed(config, options) or unnamed_parts(options.target_modules, config)
+        return config.model.family in PEFT_NAMES and not lacking
     return options.export
 
 
@@ -106,6 +117,9 @@ def _peft_problems(config: RunConfig, options: LoraOptions) -> Iterator[str]:
     unknown, known = "", ""
     if family not in PEFT_NAMES:
         unknown, known = family, ", ".join(PEFT_NAMES)
+    elif parts := unnamed_parts(options.target_modules, config):
+        unknown = f"{', '.join(parts)} of {family}"
+        known = ", ".join(PEFT_NAMES[family])
     elif modules := unnamed(config, options):
         unknown = f"{', '.join(modules)} of {family}"
         known = ", ".join(PEFT_MODULES[family])

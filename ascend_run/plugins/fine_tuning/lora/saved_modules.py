@@ -126,11 +126,11 @@ def module_of(name: str, family: str) -> str | None:
 def module_problems(config: RunConfig, options: LoraOptions) -> Iterator[str]:
     """Yield the names that no module of this model has, and those that are trained already."""
     known, given = known_modules(config), options.modules_to_save
-    linears = {linear.rpartition(".")[2]: parts for linear, parts in LINEARS.items()}
+    adapted = {linear.rpartition(".")[2] for linear in LINEARS}.union(*LINEARS.values())
     for name in dict.fromkeys(given):
         if given.count(name) > 1:
             yield f"plugins.lora.modules_to_save names {name!r} twice; expected it once"
-        if name in linears or any(name in parts for parts in linears.values()):
+        if name in adapted:
             yield (
                 f"plugins.lora.modules_to_save names {name!r}, a linear that takes an adapter; "
                 "expected it in plugins.lora.target_modules alone"

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from ascend_run.ops.linear.low_rank import of_part, scale_of
 
-from .targets import ALL, adapted, known_targets, linear_of
+from .targets import ALL, adapted, known_targets, linear_of, names_of
 
 if TYPE_CHECKING:
     from ascend_run.plugin_api import RunConfig
@@ -35,7 +35,7 @@ def pattern_problems(config: RunConfig, options: LoraOptions) -> Iterator[str]:
     """Yield the names and values of the patterns that no adapter can have."""
     known = [name for name in known_targets(config) if name != ALL]
     parts = adapted(options.target_modules, config)
-    named = {*parts, *map(linear_of, parts)}
+    named = {name for part in parts for name in names_of(part)}
     patterns: Mapping[str, tuple[Mapping[str, float], str]] = {
         "rank_pattern": (options.rank_pattern, "a rank of at least 1"),
         "alpha_pattern": (options.alpha_pattern, "a number above 0"),

@@ -10,9 +10,11 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Final
 
+from ascend_run.ops.linear.adapter_parts import selectors
+from ascend_run.plugin_api.expert_layers import moe_layers
+
 if TYPE_CHECKING:
     from ascend_run.plugin_api import RunConfig
-from ascend_run.plugin_api.expert_layers import moe_layers
 
 ALL: Final = "all-linear"
 
@@ -26,9 +28,17 @@ LINEARS: Final[Mapping[str, tuple[str, ...]]] = {
     "self_attention.linear_proj": ("linear_proj",),
     "mlp.linear_fc1": ("linear_fc1_gate", "linear_fc1_up"),
     "mlp.linear_fc2": ("linear_fc2",),
+    "mlp.shared_experts.linear_fc1": ("shared_experts_fc1_gate", "shared_experts_fc1_up"),
+    "mlp.shared_experts.linear_fc2": ("shared_experts_fc2",),
 }
 """Linear in a layer -> its parts, in Megatron's order. An fc1 without a gate is one part; no model
 has both ``linear_qkv`` and the projections of latents."""
+
+SHARED_EXPERTS: Final = (
+    *("shared_experts", "shared_experts_fc1", "shared_experts_fc2"),
+    *("shared_experts_fc1_gate", "shared_experts_fc1_up"),
+)
+"""Targets of shared experts alone; those of ``FEED_FORWARD`` select their linears, too."""
 
 EXPERTS: Final = "experts"
 EXPERT_PARTS: Final[Mapping[str, str]] = {
@@ -54,6 +64,11 @@ _LLAMA: Final[Mapping[str, str]] = {
     "linear_v": "self_attn.v_proj",
     **_AFTER_HEADS,
 }
+_SHARED: Final[Mapping[str, str]] = {
+    "shared_experts_fc1_gate": "mlp.shared_experts.gate_proj",
+    "shared_experts_fc1_up": "mlp.shared_experts.up_proj",
+    "shared_experts_fc2": "mlp.shared_experts.down_proj",
+}
 _LATENT: Final[Mapping[str, str]] = {
     "linear_q_proj": "self_attn.q_proj",
     "linear_q_down_proj": "self_attn.q_a_proj",
@@ -65,8 +80,8 @@ _LATENT: Final[Mapping[str, str]] = {
 PEFT_NAMES: Final[Mapping[str, Mapping[str, str]]] = {
     "llama": _LLAMA,
     "mixtral": _LLAMA,
-    "deepseek_v2": _LATENT,
-    "deepseek_v3": _LATENT,
+    "deepseek_v2": {**_LATENT, **_SHARED},
+    "deepseek_v3": {**_LATENT, **_SHARED},
     "minicpm3": _LATENT,
 }
 """Model family -> part -> module in a layer of Hugging Face's model."""
@@ -82,23 +97,29 @@ def model_linears(config: RunConfig) -> list[str]:
     if model.multi_latent_attention:
         attention = [*queries, "linear_kv_down_proj", "linear_kv_up_proj"]
     present = {f"self_attention.{name}" for name in (*attention, "linear_proj")}
-    return [name for name in LINEARS if name in present or name.startswith("mlp.")]
+    blocks = ("mlp", *(["mlp.shared_experts"] if has_shared_experts(config) else []))
+    return [name for name in LINEARS if name in present or name.rpartition(".")[0] in blocks]
 
 
 def linear_parts(name: str, config: RunConfig) -> tuple[str, ...]:
     """Return the parts of a linear by its name in the layer; empty if it takes no adapter."""
-    if name == "mlp.linear_fc1" and not config.model.gated_linear_unit:
-        return ("linear_fc1",)
-    return LINEARS.get(name, ())
+    parts = LINEARS.get(name, ())
+    if name.endswith(".linear_fc1") and not config.model.gated_linear_unit:
+        return tuple({part.removesuffix("_gate").removesuffix("_up"): None for part in parts})
+    return parts
+
+
+def names_of(part: str) -> tuple[str, ...]:
+    """Return the names of options that mean a part, its own first."""
+    return tuple(dict.fromkeys((*selectors(part), linear_of(part))))
 
 
 def wanted_parts(targets: Sequence[str], name: str, config: RunConfig) -> tuple[str, ...]:
     """Return the parts of a linear that ``target_modules`` names, in Megatron's order."""
-    short = name.rpartition(".")[2]
     return tuple(
         part
         for part in linear_parts(name, config)
-        if ALL in targets or short in targets or part in targets
+        if ALL in targets or not {*targets}.isdisjoint(names_of(part))
     )
 
 
@@ -111,7 +132,8 @@ def known_targets(config: RunConfig) -> list[str]:
     """Return every name that ``target_modules`` accepts."""
     names = [ALL]
     for linear in model_linears(config):
-        names += [linear.rpartition(".")[2], *linear_parts(linear, config)]
+        for part in linear_parts(linear, config):
+            names += reversed(names_of(part))
     if moe_layers(config.model):
         names += [EXPERTS, *EXPERT_PARTS]
     return list(dict.fromkeys(names))
@@ -148,10 +170,16 @@ def adapted(targets: Sequence[str], config: RunConfig) -> list[str]:
     parts = [
         part
         for linear in model_linears(config)
-        if not (linear.startswith("mlp.") and only_experts(config))
+        if not (linear.startswith("mlp.linear_") and only_experts(config))
         for part in wanted_parts(targets, linear, config)
     ]
     return [*parts, *(wanted_experts(targets) if moe_layers(config.model) else ())]
+
+
+def unnamed_parts(targets: Sequence[str], config: RunConfig) -> list[str]:
+    """Return the adapted parts without a name in Hugging Face's model of the family."""
+    names = {*PEFT_NAMES.get(config.model.family, {}), *EXPERT_PARTS}
+    return [part for part in adapted(targets, config) if part not in names]
 
 
 def linear_of(part: str) -> str:
@@ -159,7 +187,12 @@ def linear_of(part: str) -> str:
     if part in EXPERT_PARTS:
         return EXPERTS
     found = (name for name, parts in LINEARS.items() if part in parts)
-    return next(found, part).rpartition(".")[2]
+    return next(found, selectors(part)[-1]).rpartition(".")[2]
+
+
+def has_shared_experts(config: RunConfig) -> bool:
+    """Return whether a layer has shared experts."""
+    return bool(config.model.moe_shared_expert_intermediate_size and moe_layers(config.model))
 
 
 def only_experts(config: RunConfig) -> bool:

@@ -23,7 +23,7 @@ from ascend_run.ops.linear.peft_settings import MAGNITUDE
 from ascend_run.plugin_api.errors import CheckpointError
 from ascend_run.tools.convert.formats.model_source import ModelSource
 
-from .run_adapters import adapted_parts, in_megatrons_order
+from .run_adapters import adapted_parts, in_megatrons_order, kind_of
 
 
 @attrs.frozen(kw_only=True)
@@ -113,7 +113,7 @@ def _of_linear(
     adapters: ModelSource, linear: str, parts: Sequence[str], source: ParameterSource
 ) -> Iterator[PeftModule]:
     """Yield the modules of the parts that are one."""
-    short = linear.rpartition(".")[2]
+    kind = kind_of(linear)
     columns = adapters.headers[f"{linear}.adapter.lora_A"].shape[1]
     end = 0
     for part in parts:
@@ -121,7 +121,7 @@ def _of_linear(
         start, end = end, end + b.shape[1]
         # Row of the part, from 1, by row of the weight; 0: a row of another part.
         numbers = torch.arange(1, len(b) + 1)[:, None]
-        numbers = in_megatrons_order(short, {part: numbers}, adapters.config)[:, 0]
+        numbers = in_megatrons_order(kind, {part: numbers}, adapters.config)[:, 0]
         runs = row_runs(source, (len(numbers), columns), adapters.config)
         if (own := _own_module(numbers, runs)) is not None:
             yield PeftModule(

@@ -33,8 +33,9 @@ _NAME: Final = re.compile(r"(.+)\.adapter\.lora_(?:A|(?:B|magnitude)\.(.+))")
 _PARTS: Final[Mapping[str, tuple[str, ...]]] = {
     "linear_qkv": ("linear_q", "linear_k", "linear_v"),
     "linear_fc1": ("linear_fc1_gate", "linear_fc1_up"),
+    "shared_experts_fc1": ("shared_experts_fc1_gate", "shared_experts_fc1_up"),
 }
-"""Linear -> its parts in Megatron's order; others are one part, with the linear's name."""
+"""Kind of linear -> its parts in Megatron's order; others are one part, with the kind's name."""
 
 
 def has_adapters(headers: Mapping[str, Tensor]) -> bool:
@@ -66,7 +67,7 @@ def adapted_parts(headers: Mapping[str, Tensor]) -> dict[str, list[str]]:
             linears.setdefault(match[1], []).extend([match[2]] if match[2] else [])
     for linear, named in linears.items():
         parts = [*dict.fromkeys(named)]
-        known = _PARTS.get(linear.rpartition(".")[2], ())
+        known = _PARTS.get(kind_of(linear), ())
         linears[linear] = [part for part in known if part in parts] or parts
     return linears
 
@@ -144,19 +145,19 @@ def _update(
 ) -> Update:
     def update(dtype: torch.dtype) -> tuple[Tensor, Tensor | None]:
         a = adapters.tensor(f"{linear}.adapter.lora_A")
-        short, updates = linear.rpartition(".")[2], {}
+        kind, updates = kind_of(linear), {}
         magnitudes: dict[str, Tensor] = {}
         blocks = a.split(_ranks(adapters, linear, order))
         for part, block in zip(order, blocks, strict=True):
-            alpha = alpha_of_part(record, short, part)
+            alpha = alpha_of_part(record, kind, part)
             scale = scale_of(alpha, len(block), rslora=record["rslora"])
             b = adapters.tensor(f"{linear}.adapter.lora_B.{part}")
             updates[part] = low_rank_update(block, b, scale, dtype)
             if record.get("dora"):
                 vector = adapters.tensor(f"{linear}.adapter.lora_magnitude.{part}")
                 magnitudes[part] = vector[:, None]
-        whole = in_megatrons_order(short, updates, config)
-        return whole, in_megatrons_order(short, magnitudes, config)[:, 0] if magnitudes else None
+        whole = in_megatrons_order(kind, updates, config)
+        return whole, in_megatrons_order(kind, magnitudes, config)[:, 0] if magnitudes else None
 
     return update
 
@@ -173,24 +174,32 @@ def _ranks(adapters: ModelSource, linear: str, order: list[str]) -> list[int]:
     return [adapters.headers[f"{linear}.adapter.lora_B.{part}"].shape[1] for part in order]
 
 
-def in_megatrons_order(linear: str, updates: Mapping[str, Tensor], config: RunConfig) -> Tensor:
+def kind_of(linear: str) -> str:
+    """Return the name of a linear in options: that in its block, of shared experts their own."""
+    block, _, short = linear.rpartition(".")
+    is_shared = block.endswith(".shared_experts")
+    return short.replace("linear", "shared_experts") if is_shared else short
+
+
+def in_megatrons_order(kind: str, updates: Mapping[str, Tensor], config: RunConfig) -> Tensor:
     """Return the update of a weight from those of its parts; a part without one has zeros."""
-    if linear in updates:
-        return updates[linear]
+    if kind in updates:
+        return updates[kind]
     given = next(iter(updates.values()))
-    width = given.shape[1]
-    if linear == "linear_qkv":
+    columns = given.shape[1]
+    if kind == "linear_qkv":
         groups = model_value(config, "num_query_groups")
         head = model_value(config, "kv_channels")
         queries = config.model.num_attention_heads // groups
         rows = {"linear_q": queries * head, "linear_k": head, "linear_v": head}
     else:
         groups = 1
-        rows = dict.fromkeys(_PARTS[linear], model_value(config, "ffn_hidden_size"))
+        width = "ffn_hidden_size" if kind == "linear_fc1" else "moe_shared_expert_intermediate_size"
+        rows = dict.fromkeys(_PARTS[kind], model_value(config, width))
     blocks = [
         updates[part].unflatten(0, (groups, count))
         if part in updates
-        else given.new_zeros(groups, count, width)
+        else given.new_zeros(groups, count, columns)
         for part, count in rows.items()
     ]
     return torch.cat(blocks, dim=1).flatten(0, 1)

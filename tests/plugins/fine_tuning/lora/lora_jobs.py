@@ -93,6 +93,9 @@ def hf_names(gradients: dict[str, Tensor]) -> dict[str, Tensor]:
         "self_attention.linear_proj": {"linear_proj": "o_proj"},
         "mlp.linear_fc1": {"linear_fc1_gate": "gate_proj", "linear_fc1_up": "up_proj"},
         "mlp.linear_fc2": {"linear_fc2": "down_proj"},
+        "mlp.shared_experts": {"shared_experts_fc1_gate": "gate_proj",
+                               "shared_experts_fc1_up": "up_proj",
+                               "shared_experts_fc2": "down_proj"},
     }  # fmt: skip
     named: dict[str, Tensor] = {}
     for name, gradient in gradients.items():
@@ -106,6 +109,8 @@ def hf_names(gradients: dict[str, Tensor]) -> dict[str, Tensor]:
             named |= _of_experts(name, f"{at}.experts", gradients)
             continue
         own = parts[f"{module}.{linear}"]
+        if linear == "shared_experts":
+            at, rest = f"{at}.shared_experts", rest[1:]
         if rest == ["lora_A"]:
             of_b = {part: gradients.get(name.replace("lora_A", f"lora_B.{part}")) for part in own}
             ranks = {part: b.shape[1] for part, b in of_b.items() if b is not None}

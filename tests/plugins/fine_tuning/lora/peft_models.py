@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Final
 
+import pytest
 import torch
+from peft.utils import transformers_weight_conversion
 from torch import Tensor, nn
 from transformers import AutoConfig, AutoModelForCausalLM
 
@@ -105,6 +109,16 @@ def peft_model(base: str | Path, *, targets: Any = EVERY, seed: int = 3, **optio
             else:
                 parameter.mul_(1.0 + 0.1 * torch.rand_like(parameter))
     return model
+
+
+@contextmanager
+def every_linear_is_one() -> Iterator[None]:
+    """Let PEFT adapt the linears that are named. PEFT 0.21 takes ``gate_proj`` and the like of a
+    model with routed experts for theirs, as in files of transformers 4, those of shared experts
+    and of dense layers too."""
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(transformers_weight_conversion, "_convert_peft_config_moe", lambda *_: None)
+        yield
 
 
 def trained(model: nn.Module) -> dict[str, nn.Parameter]:

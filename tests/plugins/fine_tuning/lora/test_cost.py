@@ -41,10 +41,13 @@ def test_only_adapters_are_trained(targets: list[str], width: int) -> None:
         (["linear_q_down_proj", "linear_q_up_proj"], (32 + 12) + (12 + 8 * 10)),
         (["linear_kv_down_proj", "linear_kv_up_proj"], (32 + 14) + (10 + 8 * 13)),
         (["linear_proj"], 8 * 7 + 32),
+        (["shared_experts"], ((2 * 32 + 64) + (32 + 32)) / 2),
+        (["linear_fc2"], ((48 + 32) + (32 + 32)) / 2),
     ],
 )
 def test_adapters_of_latents_have_their_widths(targets: list[str], width: int) -> None:
-    """Eight heads of 6 + 4 and values of 7, latents of 12 and 10."""
+    """Eight heads of 6 + 4 and values of 7, latents of 12 and 10. One layer is dense; the other's
+    shared experts are 32 wide."""
     _, (plain,) = planned(LATENT)
     config = {**LATENT, "plugins.lora.target_modules": targets, "plugins.lora.rank": 4}
     _, (cost,) = planned(config, ("lora",))
@@ -85,9 +88,16 @@ def test_adapters_send_what_was_expected(
 
 
 @pytest.mark.exhaustive(by=lambda: ())
-@pytest.mark.parametrize("targets", [["all-linear"], ["linear_q_up_proj", "linear_kv_down_proj"]])
+@pytest.mark.parametrize(
+    ("targets", "overlaps"),
+    [
+        (["all-linear"], False),
+        (["linear_q_up_proj", "linear_kv_down_proj"], False),
+        (["shared_experts"], True),
+    ],
+)
 def test_adapters_of_latents_send_what_was_expected(
-    gloo_pool: GlooPool, targets: list[str]
+    gloo_pool: GlooPool, targets: list[str], overlaps: bool
 ) -> None:
     config = {
         **LATENT,
@@ -95,6 +105,8 @@ def test_adapters_of_latents_send_what_was_expected(
         "model.num_moe_experts": 16,
         "parallel.tensor_model_parallel_size": 2,
         "parallel.sequence_parallel": True,
+        "model.moe_token_dispatcher_type": "alltoall",
+        "model.moe_shared_expert_overlap": overlaps,
         "plugins.lora.target_modules": targets,
     }
     assert differences(gloo_pool, config, ("lora",)) == []
@@ -110,8 +122,9 @@ _NARROW = {"plugins.lora.rank": 2}
         ({**DENSE, **RECOMPUTED}, {**_NARROW, "plugins.lora.target_modules": ["linear_q"]}),
         ({**MOE, "model.share_embeddings_and_output_weights": True}, _NARROW),
         (LATENT, {**_NARROW, "plugins.lora.target_modules": ["linear_q_up_proj"]}),
+        (LATENT, {**_NARROW, "plugins.lora.target_modules": ["shared_experts_fc1", "linear_fc2"]}),
     ],
-    ids=["every-linear", "queries-computed-again", "beside-experts", "latents"],
+    ids=["every-linear", "queries-computed-again", "beside-experts", "latents", "shared-experts"],
 )
 def test_frozen_weights_take_no_product_for_their_gradient(
     gloo_pool: GlooPool, config: Mapping[str, Any], options: Mapping[str, Any]

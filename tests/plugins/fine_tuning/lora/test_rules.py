@@ -105,6 +105,40 @@ def test_routed_experts_are_not_the_linears_of_an_mlp() -> None:
     assert "name experts, some of linear_qkv, linear_proj, or all-linear" in found[0]
 
 
+def test_shared_experts_are_linears_and_have_names_of_their_own() -> None:
+    every = {"num_moe_experts": 4, "family": "deepseek_v2"}
+    shared = {**every, "moe_shared_expert_intermediate_size": 40}
+    names = ("shared_experts", "shared_experts_fc1", "shared_experts_fc1_up", "shared_experts_fc2")
+    for name in (*names, "linear_fc1", "linear_fc1_up", "linear_fc2"):
+        options = {"target_modules": (name,), "rank_pattern": {name: 2}, "export": True}
+        assert problems(options, **shared) == []
+    (found,) = problems({"target_modules": ("shared_experts_fc2",)}, **every)
+    assert "names 'shared_experts_fc2', but no layer has shared experts (model.moe_shared" in found
+    (found,) = problems({"target_modules": ("shared_experts",)})
+    assert "moe_shared_expert_intermediate_size=None); expected some of all-linear, lin" in found
+    ungated = {**shared, "gated_linear_unit": False}
+    assert problems({"target_modules": ("shared_experts_fc1",)}, **ungated) == []
+    (found,) = problems({"target_modules": ("shared_experts_fc1_up",)}, **ungated)
+    assert "names 'shared_experts_fc1_up'" in found
+    (found,) = problems(
+        {"target_modules": ("shared_experts_fc2",), "rank_pattern": {"shared_experts_fc1": 2}},
+        **shared,
+    )
+    assert "rank_pattern names 'shared_experts_fc1', which has no adapter" in found
+
+
+def test_parts_that_a_family_does_not_name_are_not_exported() -> None:
+    """Mixtral has no shared experts, but a plugin adds some."""
+    shared = {"family": "mixtral", "num_moe_experts": 4, "moe_shared_expert_intermediate_size": 40}
+    assert problems({}, **shared) == []
+    assert problems({"target_modules": ("linear_q",), "export": True}, **shared) == []
+    (found,) = problems({"target_modules": ("shared_experts_fc2",), "export": True}, **shared)
+    assert "known for linear_q, linear_k, linear_v, linear_proj, linear_fc1_gate" in found
+    assert "not for shared_experts_fc2 of mixtral; leave it out" in found
+    (found,) = problems({"load": "x"}, gated_linear_unit=False)
+    assert "not for linear_fc1 of llama" in found
+
+
 def test_what_adapters_of_experts_lack_is_refused() -> None:
     mixtral = {"family": "mixtral", "num_moe_experts": 4}
     for targets in (("experts",), ("experts_fc1", "linear_q"), ("all-linear", "experts_fc2")):
@@ -282,6 +316,10 @@ def test_an_adapter_of_other_parts_says_which_to_target(tmp_path: Path) -> None:
     (found,) = problems({"load": folder})
     assert "set plugins.lora.target_modules=linear_q,linear_v" in found
     assert problems({"load": folder, "target_modules": ("linear_q", "linear_v")}) == []
+    dense = write_header(tmp_path / "dense", ("mlp.gate_proj", "mlp.shared_experts.up_proj"))
+    shared = {**LATENT, "num_moe_experts": 4, "moe_shared_expert_intermediate_size": 40}
+    (found,) = problems({"load": dense}, num_layers=2, moe_layer_freq=[0, 1], **shared)
+    assert "linear_fc1_gate, shared_experts_fc1_up of dense layers without shared_exper" in found
     foreign = write_header(tmp_path / "foreign", (*MODULES, "mlp.gate"))
     assert "holds tensors that this model does not have" in problems({"load": foreign})[0]
 
