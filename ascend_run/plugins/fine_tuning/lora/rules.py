@@ -22,6 +22,7 @@ from .targets import (
     SHARED_EXPERTS,
     adapted,
     has_shared_experts,
+    hint,
     known_targets,
     model_linears,
     only_experts,
@@ -48,7 +49,10 @@ def problems(config: RunConfig, options: LoraOptions) -> list[str]:
 
 def _target_problems(config: RunConfig, options: LoraOptions) -> Iterator[str]:
     known = known_targets(config)
-    for name in options.target_modules:
+    given = options.target_modules
+    for name in dict.fromkeys(given):
+        if given.count(name) > 1:
+            yield f"plugins.lora.target_modules names {name!r} twice; expected it once"
         if name not in known and name in (EXPERTS, *EXPERT_PARTS):
             yield (
                 f"plugins.lora.target_modules names {name!r}, but no layer has experts "
@@ -64,7 +68,8 @@ def _target_problems(config: RunConfig, options: LoraOptions) -> Iterator[str]:
             )
         elif name not in known:
             yield (
-                f"plugins.lora.target_modules names {name!r}; expected some of {', '.join(known)}"
+                f"plugins.lora.target_modules names {name!r}{hint(name, known)}; expected some of "
+                f"{', '.join(known)}"
             )
         elif name in FEED_FORWARD and not has_shared_experts(config) and only_experts(config):
             yield (

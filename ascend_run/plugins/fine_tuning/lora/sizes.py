@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from ascend_run.ops.linear.low_rank import of_part, scale_of
 
-from .targets import ALL, adapted, known_targets, linear_of, names_of
+from .targets import ALL, adapted, hint, known_targets, linear_of, names_of
 
 if TYPE_CHECKING:
     from ascend_run.plugin_api import RunConfig
@@ -43,7 +43,10 @@ def pattern_problems(config: RunConfig, options: LoraOptions) -> Iterator[str]:
     for option, (pattern, wanted) in patterns.items():
         for name, value in pattern.items():
             if name not in known:
-                yield f"plugins.lora.{option} names {name!r}; expected some of {', '.join(known)}"
+                yield (
+                    f"plugins.lora.{option} names {name!r}{hint(name, known)}; expected some of "
+                    f"{', '.join(known)}"
+                )
             elif name not in named:
                 yield (
                     f"plugins.lora.{option} names {name!r}, which has no adapter; add it to "

@@ -7,7 +7,8 @@ separate linears: so PEFT's files and ours hold the same numbers.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
+from itertools import chain
 from typing import TYPE_CHECKING, Final
 
 from ascend_run.ops.linear.adapter_parts import selectors
@@ -87,6 +88,15 @@ PEFT_NAMES: Final[Mapping[str, Mapping[str, str]]] = {
 """Model family -> part -> module in a layer of Hugging Face's model."""
 
 
+_FUSED_IN_PEFT: Final[Mapping[str, str]] = {
+    **dict.fromkeys(("qkv_proj", "W_pack", "query_key_value", "c_attn"), "linear_qkv"),
+    "gate_up_proj": "linear_fc1",
+    **dict.fromkeys(("dense_h_to_4h", "c_fc"), "linear_fc1"),
+    "dense_4h_to_h": "linear_fc2",
+}
+"""Last names of modules of Hugging Face's models that are a whole linear here -> the linear."""
+
+
 def model_linears(config: RunConfig) -> list[str]:
     """Return the keys of ``LINEARS`` that layers of this model have."""
     model = config.model
@@ -137,6 +147,17 @@ def known_targets(config: RunConfig) -> list[str]:
     if moe_layers(config.model):
         names += [EXPERTS, *EXPERT_PARTS]
     return list(dict.fromkeys(names))
+
+
+def hint(name: str, known: Collection[str]) -> str:
+    """Return what a name of PEFT's means among the targets of the model; empty for other names."""
+    ends: dict[str, list[str]] = {end: [ours] for end, ours in _FUSED_IN_PEFT.items()}
+    for part, module in chain(*(names.items() for names in PEFT_NAMES.values())):
+        # Of names that end alike, those of an MLP mean shared experts, too.
+        if not part.startswith("shared_experts"):
+            ends.setdefault(module.rpartition(".")[2], []).append(part)
+    means = [ours for ours in ends.get(name, []) if ours in known]
+    return f" (did you mean {means[0]}, as PEFT's {name} is named here?)" if means else ""
 
 
 def peft_module(part: str, layer_index: int, family: str, parts: Sequence[str] = ()) -> str:

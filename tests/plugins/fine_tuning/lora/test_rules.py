@@ -75,11 +75,47 @@ def test_sound_options_raise_no_problem(tmp_path: Path) -> None:
 def test_unknown_targets_are_named_with_the_known_ones() -> None:
     found = problems({"target_modules": ("q_proj", "linear_qkv", "linear_fc3")})
     assert len(found) == 2
-    assert "names 'q_proj'; expected some of all-linear, linear_qkv, linear_q," in found[0]
+    assert "; expected some of all-linear, linear_qkv, linear_q," in found[0]
     assert "names 'linear_fc3'" in found[1]
     assert "is empty" in problems({"target_modules": ()})[0]
     ungated = problems({"target_modules": ("linear_fc1_gate",)}, gated_linear_unit=False)
     assert "names 'linear_fc1_gate'" in ungated[0]
+
+
+@pytest.mark.parametrize(
+    ("theirs", "ours", "model"),
+    [
+        ("q_proj", "linear_q", {}),
+        ("v_proj", "linear_v", {"family": "qwen3"}),
+        ("o_proj", "linear_proj", {}),
+        ("up_proj", "linear_fc1_up", {}),
+        ("down_proj", "linear_fc2", {}),
+        ("qkv_proj", "linear_qkv", {"family": "phi3"}),
+        ("gate_up_proj", "linear_fc1", {"family": "phi3"}),
+        ("c_fc", "linear_fc1", {"family": "gpt2", "gated_linear_unit": False}),
+        ("q_proj", "linear_q_proj", {"multi_latent_attention": True, "q_lora_rank": None}),
+        ("kv_b_proj", "linear_kv_up_proj", {"multi_latent_attention": True}),
+    ],
+)
+def test_names_of_peft_are_answered_with_ours(
+    theirs: str, ours: str, model: dict[str, Any]
+) -> None:
+    (found,) = problems({"target_modules": (theirs,)}, **model)
+    assert f"names '{theirs}' (did you mean {ours}, as PEFT's {theirs} is named here?)" in found
+    assert problems({"target_modules": (ours,)}, **model) == []
+
+
+def test_names_of_other_things_are_not_guessed_at() -> None:
+    (found,) = problems({"target_modules": ("kv_b_proj",)})
+    assert "names 'kv_b_proj'; expected" in found
+    (found,) = problems({"target_modules": ("linear_q_up_proj",)})
+    assert "did you mean" not in found
+
+
+def test_a_target_is_named_once() -> None:
+    (found,) = problems({"target_modules": ("linear_q", "linear_proj", "linear_q")})
+    assert "target_modules names 'linear_q' twice; expected it once" in found
+    assert problems({"target_modules": ("linear_qkv", "linear_q")}) == []
 
 
 LATENT = {"family": "deepseek_v2", "multi_latent_attention": True, "q_lora_rank": 12}
@@ -269,7 +305,7 @@ def test_a_stored_rank_by_layer_is_refused(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("options", "expected"),
     [
-        ({"rank_pattern": {"q_proj": 2}}, "rank_pattern names 'q_proj'; expected some of linear_q"),
+        ({"rank_pattern": {"q_proj": 2}}, "as PEFT's q_proj is named here?); expected some of lin"),
         ({"alpha_pattern": {"all-linear": 2.0}}, "alpha_pattern names 'all-linear'; expected"),
         ({"rank_pattern": {"linear_q": 0}}, "rank_pattern has linear_q=0; expected a rank of at"),
         ({"alpha_pattern": {"linear_fc1": -1.0}}, "alpha_pattern has linear_fc1=-1.0; expected a"),
