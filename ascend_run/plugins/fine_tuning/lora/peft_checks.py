@@ -15,9 +15,10 @@ from ascend_run.ops.linear.peft_settings import (
 )
 
 from .peft_config import PREFIX, TENSOR_FILE, StoredAdapter, neutral_problems
+from .peft_names import PEFT_NAMES
 from .saved_modules import EMBEDDING, OUTPUT_LAYER, is_tied, module_of
 from .sizes import alpha_of_part, rank_of_part
-from .targets import EXPERT_PARTS, PEFT_EXPERTS, PEFT_NAMES, adapted, peft_module
+from .targets import EXPERT_PARTS, PEFT_EXPERTS, adapted, peft_module
 
 if TYPE_CHECKING:
     from ascend_run.plugin_api import RunConfig

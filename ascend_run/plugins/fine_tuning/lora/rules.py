@@ -11,6 +11,7 @@ from ascend_run.text.file_collisions import NamedPath, file_collisions
 
 from .peft_checks import config_problems
 from .peft_config import TENSOR_FILE, export_folder, read_adapter
+from .peft_names import PEFT_NAMES
 from .saved_modules import PEFT_MODULES, module_problems, unnamed
 from .sizes import pattern_problems
 from .targets import (
@@ -18,7 +19,6 @@ from .targets import (
     EXPERT_PARTS,
     EXPERTS,
     FEED_FORWARD,
-    PEFT_NAMES,
     SHARED_EXPERTS,
     adapted,
     has_shared_experts,

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Final
 
 from ascend_run.ops.linear.peft_settings import is_of_module
 
+from .peft_names import PEFT_NAMES
 from .targets import LINEARS
 
 if TYPE_CHECKING:
@@ -34,9 +35,13 @@ _LATENT: Final[Mapping[str, str]] = {
     "kv_layernorm": "self_attn.kv_a_layernorm",
 }
 _ROUTER: Final[Mapping[str, str]] = {"router": "mlp.gate"}
+_NORMED_OUTPUTS: Final = {**_DENSE, "pre_mlp_layernorm": "pre_feedforward_layernorm"}
 PEFT_MODULES: Final[Mapping[str, Mapping[str, str]]] = {
-    "llama": _DENSE,
+    **dict.fromkeys(PEFT_NAMES, _DENSE),
+    "gemma2": _NORMED_OUTPUTS,
+    "gemma3_text": _NORMED_OUTPUTS,
     "mixtral": {**_DENSE, **_ROUTER},
+    "deepseek": {**_LATENT, **_ROUTER},
     "deepseek_v2": {**_LATENT, **_ROUTER},
     "deepseek_v3": _LATENT,  # the router of which has a bias that is no parameter
     "minicpm3": _LATENT,

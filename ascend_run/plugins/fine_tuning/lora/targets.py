@@ -14,6 +14,8 @@ from typing import TYPE_CHECKING, Final
 from ascend_run.ops.linear.adapter_parts import selectors
 from ascend_run.plugin_api.expert_layers import moe_layers
 
+from .peft_names import PEFT_NAMES
+
 if TYPE_CHECKING:
     from ascend_run.plugin_api import RunConfig
 
@@ -49,44 +51,9 @@ EXPERT_PARTS: Final[Mapping[str, str]] = {
 """Stacked weight of the routed experts -> PEFT's target parameter of ``PEFT_EXPERTS``. They are
 adapted if named, as PEFT's ``target_parameters``."""
 PEFT_EXPERTS: Final = "mlp.experts"
-"""Module of a layer of Hugging Face's model that has the experts, in every family below."""
+"""Module of a layer of Hugging Face's model that has the experts, in every family with such."""
 
 FEED_FORWARD: Final = ("linear_fc1", "linear_fc1_gate", "linear_fc1_up", "linear_fc2")
-
-_AFTER_HEADS: Final[Mapping[str, str]] = {
-    "linear_proj": "self_attn.o_proj",
-    "linear_fc1_gate": "mlp.gate_proj",
-    "linear_fc1_up": "mlp.up_proj",
-    "linear_fc2": "mlp.down_proj",
-}
-_LLAMA: Final[Mapping[str, str]] = {
-    "linear_q": "self_attn.q_proj",
-    "linear_k": "self_attn.k_proj",
-    "linear_v": "self_attn.v_proj",
-    **_AFTER_HEADS,
-}
-_SHARED: Final[Mapping[str, str]] = {
-    "shared_experts_fc1_gate": "mlp.shared_experts.gate_proj",
-    "shared_experts_fc1_up": "mlp.shared_experts.up_proj",
-    "shared_experts_fc2": "mlp.shared_experts.down_proj",
-}
-_LATENT: Final[Mapping[str, str]] = {
-    "linear_q_proj": "self_attn.q_proj",
-    "linear_q_down_proj": "self_attn.q_a_proj",
-    "linear_q_up_proj": "self_attn.q_b_proj",
-    "linear_kv_down_proj": "self_attn.kv_a_proj_with_mqa",
-    "linear_kv_up_proj": "self_attn.kv_b_proj",
-    **_AFTER_HEADS,
-}
-PEFT_NAMES: Final[Mapping[str, Mapping[str, str]]] = {
-    "llama": _LLAMA,
-    "mixtral": _LLAMA,
-    "deepseek_v2": {**_LATENT, **_SHARED},
-    "deepseek_v3": {**_LATENT, **_SHARED},
-    "minicpm3": _LATENT,
-}
-"""Model family -> part -> module in a layer of Hugging Face's model."""
-
 
 _FUSED_IN_PEFT: Final[Mapping[str, str]] = {
     **dict.fromkeys(("qkv_proj", "W_pack", "query_key_value", "c_attn"), "linear_qkv"),

@@ -233,7 +233,8 @@ def test_a_pattern_of_expert_layers_alone_is_refused(
 
 def test_a_family_that_peft_names_are_not_known_of_is_not_exported() -> None:
     (found,) = problems({"export": True}, family="gpt2")
-    assert "known for llama, mixtral, deepseek_v2, deepseek_v3, minicpm3, not for gpt2" in found
+    assert "PEFT's names are known for llama, mixtral, mistral, qwen2, qwen3," in found
+    assert "deepseek_v2, deepseek_v3, minicpm3, glm, glm4, phi3, not for gpt2; leave it" in found
     assert problems({}, family="gpt2") == []
     found = problems({"load": "x"}, family="gpt2")
     assert "not for gpt2" in found[0]
