@@ -31,10 +31,8 @@ from .peft_models import (
     write_peft,
 )
 from .test_convert import convert
-from .test_latent import adapters_alone, batch
+from .test_latent import adapters_alone
 from .test_merging import merge
-
-__all__ = ["batch"]
 
 TOLERANCE: Final = 1e-5
 NO_BALANCE: Final = {"model__moe_aux_loss_coeff": 0.0}

@@ -25,18 +25,13 @@ from tests.plugins.fine_tuning.lora.peft_models import (
     write_mixtral,
     write_peft,
 )
+from tests.plugins.fine_tuning.lora.peft_runs import train_with_peft, write_conversations
+from tests.plugins.fine_tuning.lora.peft_runs import values as values_of_a_run
 from tests.plugins.fine_tuning.lora.test_convert import convert, merged_by_peft
 from tests.plugins.fine_tuning.lora.test_experts import ATTENTION, BOTH, OURS, mixtral_values
-from tests.plugins.fine_tuning.lora.test_training import (
-    BATCH,
-    STEPS,
-    conversations,
-    train_with_peft,
-)
-from tests.plugins.fine_tuning.lora.test_training import values as values_of_a_run
-from tests.support.chats import CHATML, GENERATION, write_lines, write_tokenizer
 from tests.support.costs import planned
 from tests.support.loaded_model import largest_difference
+from tests.support.task_runs import STEPS
 
 from .qlora_jobs import loaded_values, values_by_peer
 
@@ -53,9 +48,7 @@ def workplace(tmp_path_factory: pytest.TempPathFactory) -> Path:
     bitsandbytes makes of the projections; experts and router are the same in both."""
     folder = tmp_path_factory.mktemp("qlora experts")
     base = Path(write_mixtral(folder / "model", vocab_size=400))
-    write_tokenizer(folder / "tokenizer", CHATML)
-    write_tokenizer(folder / "blocks", GENERATION)
-    write_lines(folder / "train.jsonl", conversations(STEPS * BATCH))
+    write_conversations(folder)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         write_peft(peft_model(base, targets=ATTENTION, target_parameters=BOTH), folder / "adapter")
