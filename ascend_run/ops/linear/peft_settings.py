@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import math
 import re
-from collections import defaultdict
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from typing import Any, Final
 
@@ -96,31 +95,6 @@ def pattern_problems(config: Mapping[str, Any]) -> Iterator[str]:
                 _expression(key)
             except re.error as error:
                 yield f"{name} has {key!r}, which is no regular expression: {error}"
-
-
-def pattern_of(values: Mapping[str, float], default: float) -> dict[str, float]:
-    """Return the pattern that gives modules their values.
-
-    Args:
-        values: Module's name -> its value.
-        default: Of ``r`` or ``lora_alpha``; modules that have it are left out.
-
-    Returns:
-        The ends of names, or full names where modules of one end have several values.
-    """
-    by_end: dict[str, set[float]] = defaultdict(set)
-    for name, value in values.items():
-        by_end[_end(name)].add(value)
-    found = {
-        _end(name) if len(by_end[_end(name)]) == 1 else name: value
-        for name, value in values.items()
-        if value != default
-    }
-    return dict(sorted(found.items()))
-
-
-def _end(name: str) -> str:
-    return name.rpartition(".")[2]
 
 
 def _by_pattern(config: Mapping[str, Any], name: str, module: str, default: str) -> Any:

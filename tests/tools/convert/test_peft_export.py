@@ -121,7 +121,7 @@ def loaded_by_peft(base: Path, adapter: Path) -> Any:
         ),
         ("qwen3_moe", ["k_proj", "o_proj", "q_proj", "v_proj"]),
         # attention has a projection of the same name
-        ("gpt2", [f"transformer.h.{layer}.mlp.c_proj" for layer in (0, 1)]),
+        ("gpt2", ["mlp.c_proj"]),
     ],
 )
 def test_peft_loads_the_adapters_of_a_run(family: str, targets: list[str], tmp_path: Path) -> None:

@@ -10,11 +10,12 @@ from typing import TYPE_CHECKING, Any, Final
 import attrs
 
 from ascend_run.ops.linear.peft_settings import changed_settings, pattern_problems
+from ascend_run.ops.linear.peft_writing import Adapted, written_settings
 from ascend_run.plugin_api import CheckpointError
 
 from .saved_modules import EMBEDDING, is_tied, peft_modules
 from .sizes import alpha_of_part, rank_of_part
-from .targets import EXPERT_PARTS, peft_names
+from .targets import EXPERT_PARTS, frozen_names, peft_name_in_layer
 
 if TYPE_CHECKING:
     from ascend_run.plugin_api import RunConfig
@@ -90,31 +91,27 @@ def neutral_problems(found: StoredAdapter) -> Iterator[str]:
 
 def peft_config(config: RunConfig, options: LoraOptions, parts: Sequence[str]) -> dict[str, object]:
     """Return the content of ``adapter_config.json``."""
-    names = dict(zip(parts, peft_names(parts, config), strict=True))
-    ranks = {names[part]: rank_of_part(part, options) for part in parts}
-    alphas = {names[part]: _whole(alpha_of_part(part, options)) for part in parts}
-    experts = [names[part] for part in parts if part in EXPERT_PARTS]
-    return {
-        "alpha_pattern": {n: a for n, a in sorted(alphas.items()) if a != options.alpha},
-        "base_model_name_or_path": config.model.hf_path,
-        "bias": "none",
-        "ensure_weight_tying": is_tied(config) and EMBEDDING in options.modules_to_save,
-        "fan_in_fan_out": False,
-        "inference_mode": True,
-        "init_lora_weights": True,
-        "lora_alpha": _whole(options.alpha),
-        "lora_dropout": options.dropout,
-        "modules_to_save": peft_modules(config, options) or None,
-        "peft_type": "LORA",
-        "r": options.rank,
-        "rank_pattern": {n: r for n, r in sorted(ranks.items()) if r != options.rank},
-        "target_modules": sorted({*names.values()}.difference(experts)),
-        **({"target_parameters": sorted(experts)} if experts else {}),
-        "task_type": "CAUSAL_LM",
-        "use_dora": options.dora,
-        "use_rslora": options.rslora,
-    }
-
-
-def _whole(value: float) -> float:
-    return int(value) if value == int(value) else value
+    adapted = [
+        Adapted(
+            name=peft_name_in_layer(part, config.model.family),
+            rank=rank_of_part(part, options),
+            alpha=alpha_of_part(part, options),
+            is_stacked=part in EXPERT_PARTS,
+        )
+        for part in parts
+    ]
+    return written_settings(
+        adapted,
+        frozen_names(parts, config),
+        rank=options.rank,
+        alpha=options.alpha,
+        more={
+            "base_model_name_or_path": config.model.hf_path,
+            "ensure_weight_tying": is_tied(config) and EMBEDDING in options.modules_to_save,
+            "fan_in_fan_out": False,
+            "lora_dropout": options.dropout,
+            "modules_to_save": peft_modules(config, options) or None,
+            "use_dora": options.dora,
+            "use_rslora": options.rslora,
+        },
+    )

@@ -138,19 +138,26 @@ def peft_module(part: str, layer_index: int, family: str, parts: Sequence[str] =
     return f"model.layers.{layer_index}.{names[part]}{'.base_layer' if is_nested else ''}"
 
 
-def peft_names(parts: Sequence[str], config: RunConfig) -> list[str]:
-    """Return the ends of names by which PEFT's settings select the modules of parts, and the
-    parameters of those of experts.
+def peft_name_in_layer(part: str, family: str) -> str:
+    """Return the name of a part's module in a layer of Hugging Face's model, for experts of the
+    stacked weight."""
+    if part in EXPERT_PARTS:
+        return f"{PEFT_EXPERTS}.{EXPERT_PARTS[part]}"
+    return PEFT_NAMES[family][part]
 
-    Shared experts have linears with the last names of those of a dense MLP.
+
+def frozen_names(parts: Sequence[str], config: RunConfig) -> list[str]:
+    """Return the names in a layer of Hugging Face's model of its linears without an adapter.
+
+    Those of routed experts end as the names of a dense MLP's do.
     """
-    experts = {part: f"{PEFT_EXPERTS}.{name}" for part, name in EXPERT_PARTS.items()}
-    shared = config.model.moe_shared_expert_intermediate_size
-    return [
-        name if part in experts or (shared and name.startswith("mlp.")) else name.rpartition(".")[2]
-        for part in parts
-        for name in [experts.get(part) or PEFT_NAMES[config.model.family][part]]
-    ]
+    absent = () if has_shared_experts(config) else "shared_experts"
+    names = {n: p for n, p in PEFT_NAMES[config.model.family].items() if not n.startswith(absent)}
+    found = [name for part, name in names.items() if part not in parts]
+    if moe_layers(config.model):
+        dense = [name for part, name in names.items() if part.startswith("linear_fc")]
+        found += [name.replace("mlp.", f"{PEFT_EXPERTS}.") for name in dense]
+    return found
 
 
 def adapted(targets: Sequence[str], config: RunConfig) -> list[str]:

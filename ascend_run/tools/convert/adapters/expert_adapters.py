@@ -119,11 +119,6 @@ class PeftExperts:
     parameter: str  #: In Hugging Face's model.
     rank: int
 
-    @property
-    def target(self) -> str:
-        """What selects the parameter in PEFT's settings, in every layer: the end of its name."""
-        return ".".join(self.parameter.split(".")[-3:])
-
     def tensors(self, adapters: ModelSource) -> Iterator[tuple[str, Tensor, Callable[[], Tensor]]]:
         """Yield the name of each matrix in PEFT's file, its header and what reads it."""
         one, headers = self.matrices, adapters.headers

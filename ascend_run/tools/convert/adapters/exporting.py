@@ -14,7 +14,7 @@ import torch
 from safetensors import safe_open
 
 from ascend_run.core.hugging_face.parameter_rows import parameter_sources
-from ascend_run.ops.linear.peft_settings import pattern_of
+from ascend_run.ops.linear.peft_writing import Adapted, written_settings
 from ascend_run.plugin_api.errors import CheckpointError
 from ascend_run.prepare.config.reading import read_raw
 from ascend_run.tools.convert.formats.model_source import ModelSource, Progress
@@ -67,15 +67,14 @@ def open_run_adapters(path: Path, options: SourceOptions) -> RunAdapters:
         saved.append(name)
     given = {key: one.value for key, one in read_raw(run.config).values.items()}
     base = options.base or given.get("model.hf_path")
-    settings = {
-        **_settings(run.source, modules, experts, record),
+    more = {
         **modules_to_save(run.source, saved),
         "base_model_name_or_path": None if base is None else str(base),
         "lora_dropout": given.get("plugins.lora.dropout", 0.0),
     }
     return RunAdapters(
         model=attrs.evolve(run.source, headers=headers, read=lambda name: readers[name]()),
-        settings=dict(sorted(settings.items())),
+        settings=_settings(run.source, modules, experts, record, more),
     )
 
 
@@ -114,52 +113,41 @@ def _settings(
     modules: Sequence[PeftModule],
     experts: Sequence[PeftExperts],
     record: Mapping[str, Any],
+    more: Mapping[str, object],
 ) -> dict[str, object]:
     """Return what a plain LoRA of these modules has in ``adapter_config.json``."""
     first: PeftModule | PeftExperts = modules[0] if modules else experts[0]
-    rank: int = record.get("rank", first.rank)
-    alpha: float = record["alpha"]
-    alphas = {
-        one.module: alpha_of_part(record, one.linear.rpartition(".")[2], one.part)
+    adapted = [
+        Adapted(
+            name=one.module,
+            rank=one.rank,
+            alpha=alpha_of_part(record, one.linear.rpartition(".")[2], one.part),
+        )
         for one in modules
-    }
-    ranks = pattern_of({one.module: one.rank for one in modules}, rank)
-    ranks |= {one.target: one.rank for one in experts if one.rank != rank}
-    of_experts = {
-        one.target: alpha_of_part(record, "experts", one.matrices.part) for one in experts
-    }
-    alphas = pattern_of(alphas, alpha) | {n: a for n, a in of_experts.items() if a != alpha}
-    return {
-        "rank_pattern": dict(sorted(ranks.items())),
-        "alpha_pattern": {key: _whole(value) for key, value in sorted(alphas.items())},
-        "bias": "none",
-        "fan_in_fan_out": any(one.transposed for one in modules),
-        "inference_mode": True,
-        "init_lora_weights": True,
-        "lora_alpha": _whole(alpha),
-        "peft_type": "LORA",
-        "r": rank,
-        "target_modules": _targets(source, {one.module for one in modules}),
-        **({"target_parameters": sorted(of_experts)} if experts else {}),
-        "task_type": "CAUSAL_LM",
-        "use_dora": record.get("dora", False),
-        "use_rslora": record["rslora"],
-    }
-
-
-def _whole(value: float) -> float:
-    return int(value) if value == int(value) else value
-
-
-def _targets(source: ModelSource, modules: set[str]) -> list[str]:
-    """Return what selects the modules in PEFT: the end of their names, and where others end so too
-    (experts, layers without adapters), whole names."""
+    ]
+    adapted += [
+        Adapted(
+            name=one.parameter,
+            rank=one.rank,
+            alpha=alpha_of_part(record, "experts", one.matrices.part),
+            is_stacked=True,
+        )
+        for one in experts
+    ]
     every = {
         name.removesuffix(".weight")
         for parameter in parameter_sources(source.family, source.config).values()
         for name in parameter.hf_names
     }
-    ends = {name.rpartition(".")[2] for name in modules}
-    shared = {end for end in ends if any(n.endswith(f".{end}") for n in every - modules)}
-    whole = {name for name in modules if name.rpartition(".")[2] in shared}
-    return sorted((ends - shared) | whole)
+    return written_settings(
+        adapted,
+        every.difference(one.module for one in modules),
+        rank=record.get("rank", first.rank),
+        alpha=record["alpha"],
+        more={
+            "fan_in_fan_out": any(one.transposed for one in modules),
+            "use_dora": record.get("dora", False),
+            "use_rslora": record["rslora"],
+            **more,
+        },
+    )

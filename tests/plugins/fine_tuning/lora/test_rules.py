@@ -274,9 +274,9 @@ def test_an_adapter_of_another_kind_is_refused(
     assert expected in found
 
 
-@pytest.mark.parametrize(("shared", "gate"), [(None, "gate_proj"), (40, "mlp.gate_proj")])
-def test_exported_targets_leave_out_shared_experts(shared: int | None, gate: str) -> None:
-    fields = {**LATENT, "moe_shared_expert_intermediate_size": shared}
+@pytest.mark.parametrize(("experts", "gate"), [(None, "gate_proj"), (4, "mlp.gate_proj")])
+def test_exported_targets_leave_out_experts(experts: int | None, gate: str) -> None:
+    fields = {**LATENT, "num_moe_experts": experts}
     config = RunConfig(
         run=RunSection(output_dir="runs/x"), model=model_fields(fields), parallel=parallel_fields()
     )

@@ -199,9 +199,10 @@ def test_peft_reads_a_run_and_every_merge_is_its(
 ) -> None:
     exported = run / "run/adapter"
     settings = json.loads((exported / "adapter_config.json").read_text())
-    assert settings["target_modules"] == sorted(["q_b_proj", *SHARED])
-    assert settings["rank_pattern"] == {UP: 2}
-    assert settings["alpha_pattern"] == dict.fromkeys(sorted(SHARED), 3)
+    shared = [name.removeprefix("mlp.") for name in SHARED]
+    assert settings["target_modules"] == sorted(["q_b_proj", *shared])
+    assert settings["rank_pattern"] == {"up_proj": 2}
+    assert settings["alpha_pattern"] == {"down_proj": 3, "gate_proj": 3, "up_proj": 3}
     stored = load_file(exported / "adapter_model.safetensors")
     assert len(stored) == 2 * (2 + 3)
     assert convert("--to", "peft", run / "run", tmp_path / "written") == 0
