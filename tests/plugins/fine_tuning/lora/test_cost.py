@@ -14,6 +14,7 @@ from tests.plugins.fine_tuning.adapter_plans import RECOMPUTED
 from tests.support.communication import differences
 from tests.support.costs import planned
 from tests.support.latent_models import MODEL as LATENT
+from tests.support.saved_tensors import expected_bytes, saved_bytes
 from tests.tools.plan.cost_model.cost_jobs import count_flops
 
 
@@ -140,3 +141,24 @@ def test_frozen_weights_take_no_product_for_their_gradient(
 
     assert cost.flops - plain.flops == products - plain_matmuls
     assert cost.model_flops < plain.model_flops
+
+
+def test_activations_that_adapters_of_shared_experts_read_are_saved(gloo_pool: GlooPool) -> None:
+    """And those that the router reads, which is trained in full; beside those of one linear."""
+    trained: tuple[dict[str, Any], ...] = (
+        {"plugins.lora.target_modules": ["linear_proj"]},
+        {"plugins.lora.target_modules": ["shared_experts_fc1"]},
+        {"plugins.lora.target_modules": ["shared_experts_fc2"]},
+        {"plugins.lora.target_modules": ["all-linear"]},
+        {
+            "plugins.lora.target_modules": ["linear_proj"],
+            "plugins.lora.modules_to_save": ["router"],
+        },
+    )
+    configs = [{**LATENT, **_NARROW, **options} for options in trained]
+    (found,) = gloo_pool.run(saved_bytes, 1, [(("lora",), config) for config in configs])
+    expected = [
+        expected_bytes(cost) for config in configs for cost in planned(config, ("lora",))[1]
+    ]
+    assert [one - found[0] for one in found] == [one - expected[0] for one in expected]
+    assert len({*found}) == len(trained)
