@@ -1,10 +1,10 @@
-"""Pairs from real code, by rule: the real ending is chosen, its words in another order rejected.
+"""Pairs from real code: which of two endings stood there.
 
 A passage is the beginning of a function of Python's standard library. The prompt is its first
-``PROMPT`` characters, the chosen answer its next ``ENDING`` ones, and the rejected answer the same
-words in a random order, between the same spaces and line ends. So the two have the same words and
-the same length, and a model that has learnt only how frequent each word is cannot tell which one
-stood there. Held-out passages are of files of which training reads nothing.
+``PROMPT`` characters, the chosen answer its next ``ENDING`` ones, and the rejected answer the
+ending of a passage of another file. Every ending is chosen as often as rejected, so what is learnt
+of endings alone cannot tell which one stood there. Training has ``REJECTED`` pairs of each passage,
+with different rejected answers. Held-out passages are of files of which training reads nothing.
 
 python examples/dpo_data.py FOLDER [LIBRARY]
 """
@@ -16,7 +16,7 @@ import random
 import re
 import sys
 import sysconfig
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import attrs
@@ -27,6 +27,8 @@ WORDS = 6
 """Different words of an ending at least."""
 PER_FILE = 20
 """Passages of a file at most, so that no file dominates."""
+REJECTED = 6
+"""Pairs of each passage of training."""
 HELDOUT = 256
 """Held-out pairs."""
 LEFT_OUT = {"test", "tests", "idle_test", "site-packages"}
@@ -55,13 +57,13 @@ class Passage:
 
     @property
     def usable(self) -> bool:
-        """Whether it is complete, and its words have an order."""
+        """Whether it is complete, and its ending has words enough to differ from others."""
         return len(self.text) == PROMPT + ENDING and len(set(self.ending.split())) >= WORDS
 
 
 def passages(library: Path) -> list[list[Passage]]:
-    """Return the passages of each file; none occurs twice."""
-    found, texts = [], set()
+    """Return the passages of each file; no ending occurs twice."""
+    found, endings = [], set()
     for path in sorted(library.rglob("*.py")):
         name = path.relative_to(library)
         if not LEFT_OUT.isdisjoint(name.parts):
@@ -69,8 +71,8 @@ def passages(library: Path) -> list[list[Passage]]:
         file: list[Passage] = []
         for function in FUNCTION.split(path.read_text(encoding="utf-8"))[1:]:
             passage = Passage(file=name.as_posix(), text=function[: PROMPT + ENDING])
-            if passage.usable and passage.text not in texts and len(file) < PER_FILE:
-                texts.add(passage.text)
+            if passage.usable and passage.ending not in endings and len(file) < PER_FILE:
+                endings.add(passage.ending)
                 file.append(passage)
         found.append(file)
     return found
@@ -88,27 +90,17 @@ def split(files: Sequence[Sequence[Passage]]) -> tuple[list[Passage], list[Passa
     return train, heldout[:HELDOUT]
 
 
-def reordered(ending: str, chance: random.Random) -> str:
-    """Return the words in another order, between the same white space."""
-    parts = re.split(r"(\S+)", ending)
-    words = parts[1::2]
-    while "".join(parts) == ending:
-        chance.shuffle(words)
-        parts[1::2] = words
-    return "".join(parts)
-
-
-def pairs(passages: Sequence[Passage]) -> list[dict[str, object]]:
-    """Return a record of ``sharegpt-pairwise`` for each passage."""
-    chance = random.Random(0)
-    return [
-        {
-            "conversations": [{"from": "human", "value": passage.prompt}],
-            "chosen": {"from": "gpt", "value": passage.ending},
-            "rejected": {"from": "gpt", "value": reordered(passage.ending, chance)},
-        }
-        for passage in passages
-    ]
+def pairs(passages: Sequence[Passage], times: int) -> Iterator[dict[str, object]]:
+    """Yield records of ``sharegpt-pairwise``: each passage so many times, beside other endings."""
+    by_file = sorted(passages, key=lambda passage: passage.file)
+    for turn in range(1, times + 1):
+        far = len(by_file) * turn // (times + 1)  # farther than the passages of a file
+        for passage, other in zip(by_file, by_file[far:] + by_file[:far], strict=True):
+            yield {
+                "conversations": [{"from": "human", "value": passage.prompt}],
+                "chosen": {"from": "gpt", "value": passage.ending},
+                "rejected": {"from": "gpt", "value": other.ending},
+            }
 
 
 def main(folder: Path, library: Path) -> None:
@@ -117,8 +109,8 @@ def main(folder: Path, library: Path) -> None:
     train, heldout = split(passages(library))
     for name, records in (
         ("corpus", [{"text": passage.text} for passage in train]),
-        ("train", pairs(train)),
-        ("heldout", pairs(heldout)),
+        ("train", pairs(train, REJECTED)),
+        ("heldout", pairs(heldout, 1)),
     ):
         lines = "".join(json.dumps(record) + "\n" for record in records)
         (folder / f"{name}.jsonl").write_text(lines)

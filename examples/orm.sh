@@ -13,8 +13,8 @@ ascend-run model.family=llama model.num_layers=2 model.hidden_size=64 model.ffn_
     model.make_vocab_size_divisible_by=64 model.share_embeddings_and_output_weights=true \
     model.max_position_embeddings=512 data.train=data/orm/corpus \
     data.tokenizer=data/orm/tokenizer.json data.seq_length=128 train.precision=fp32 \
-    train.train_iters=600 train.micro_batch_size=16 train.global_batch_size=16 \
-    optimizer.lr=3e-3 optimizer.lr_warmup_iters=10 checkpoint.save_interval=600 \
+    train.train_iters=1200 train.micro_batch_size=16 train.global_batch_size=16 \
+    optimizer.lr=3e-3 optimizer.lr_warmup_iters=10 checkpoint.save_interval=1200 \
     run.output_dir=runs/orm-base
 ascend-run convert --to-hf runs/orm-base data/orm/base
 cp data/orm/tokenizer.json data/orm/tokenizer_config.json data/orm/base/

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import runpy
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +27,7 @@ def library(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (folder / "test").mkdir()
     copied = function("copied", 0)
     for index in range(FILES):
-        functions = [function(f"file{index}", number) for number in range(FUNCTIONS)]
+        functions = [function(f"file{index:02}", number) for number in range(FUNCTIONS)]
         short = function("short", 0)[:190] + "\n"
         repeated = "def repeated():\n" + "    same = same\n" * 20
         text = "".join([copied, short, repeated, *functions])
@@ -66,13 +67,27 @@ def test_chosen_is_the_ending_that_stood_there(written: Path, library: Path, nam
         assert prompt_of(record) + record["chosen"]["value"] in source
 
 
+@pytest.mark.parametrize(("name", "times"), [("train", "REJECTED"), ("heldout", None)])
+def test_every_ending_is_chosen_as_often_as_rejected(
+    example: dict[str, Any], written: Path, name: str, times: str | None
+) -> None:
+    pairs = [(r["chosen"]["value"], r["rejected"]["value"]) for r in records(written, name)]
+    chosen, rejected = map(Counter, zip(*pairs, strict=True))
+    assert chosen == rejected
+    assert {*chosen.values()} == {example[times] if times else 1}
+    assert len({*pairs}) == len(pairs)
+
+
 @pytest.mark.parametrize("name", ["train", "heldout"])
-def test_rejected_is_the_same_words_in_another_order(written: Path, name: str) -> None:
+def test_rejected_is_of_another_file(written: Path, name: str) -> None:
     for record in records(written, name):
-        chosen, rejected = record["chosen"]["value"], record["rejected"]["value"]
-        assert chosen != rejected
-        assert sorted(chosen.split()) == sorted(rejected.split())
-        assert re.findall(r"\s+", chosen) == re.findall(r"\s+", rejected)
+        own, other = (
+            {*re.findall(r"(file\d\d|copied)_", record[key]["value"])}
+            for key in ("chosen", "rejected")
+        )
+        assert own
+        assert other
+        assert not own & other
 
 
 def test_heldout_passages_are_of_files_not_in_training(
@@ -90,7 +105,9 @@ def test_heldout_passages_are_of_files_not_in_training(
 
 def test_base_reads_the_passages_of_training_alone(written: Path) -> None:
     texts = [record["text"] for record in records(written, "corpus")]
-    assert texts == [prompt_of(r) + r["chosen"]["value"] for r in records(written, "train")]
+    chosen = {prompt_of(r) + r["chosen"]["value"] for r in records(written, "train")}
+    assert len(texts) == len(chosen)
+    assert {*texts} == chosen
 
 
 def test_passages_are_complete_ordered_and_once_only(
