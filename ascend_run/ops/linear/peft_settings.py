@@ -78,6 +78,15 @@ def alpha_of(config: Mapping[str, Any], module: str) -> float:
     return alpha
 
 
+def size_problems(config: Mapping[str, Any]) -> Iterator[str]:
+    """Yield why ``r`` and ``lora_alpha`` are no rank and no alpha."""
+    if type(rank := config.get("r")) is not int or rank < 1:
+        yield f"r is {rank!r}, expected a rank of at least 1"
+    alpha = config.get("lora_alpha")
+    if type(alpha) not in (int, float) or not math.isfinite(alpha or 0):
+        yield f"lora_alpha is {alpha!r}, expected a number"
+
+
 def pattern_problems(config: Mapping[str, Any]) -> Iterator[str]:
     """Yield why ``rank_pattern`` and ``alpha_pattern`` give no ranks and no scales."""
     for name, kind, wanted in (

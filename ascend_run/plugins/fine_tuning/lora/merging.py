@@ -126,6 +126,7 @@ def _write(
                         matrices,
                         module,
                         scale,
+                        rank=rank_of(adapter.config, module),
                         dora=bool(adapter.config.get("use_dora")),
                     )
                 done.add(module)
@@ -156,7 +157,9 @@ def _replaced(weight: Tensor, saved: Tensor, module: str) -> Tensor:
     return saved.to(weight.dtype)
 
 
-def _merged(weight: Tensor, matrices: Any, module: str, scale: float, *, dora: bool) -> Tensor:
+def _merged(
+    weight: Tensor, matrices: Any, module: str, scale: float, *, rank: int, dora: bool
+) -> Tensor:
     prefix = f"base_model.model.{module}"
     magnitude = matrices.get_tensor(f"{prefix}.{MAGNITUDE}") if dora else None
     a, b = (matrices.get_tensor(f"{prefix}.lora_{part}.weight") for part in "AB")
@@ -164,6 +167,11 @@ def _merged(weight: Tensor, matrices: Any, module: str, scale: float, *, dora: b
         raise CheckpointError(
             f"{module}: the adapter is for a weight of {[b.shape[0], a.shape[1]]}, the model has "
             f"{list(weight.shape)}"
+        )
+    if (len(a), b.shape[1]) != (rank, rank):
+        raise CheckpointError(
+            f"{module}: lora_A is {[*a.shape]} and lora_B {[*b.shape]}, but the adapter's config "
+            f"has rank {rank}; save the adapter again"
         )
     update = low_rank_update(a, b, scale, torch.float64)
     return with_update(weight, update, magnitude)

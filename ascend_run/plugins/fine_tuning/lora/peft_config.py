@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import attrs
 
-from ascend_run.ops.linear.peft_settings import changed_settings, pattern_problems
+from ascend_run.ops.linear.peft_settings import changed_settings, pattern_problems, size_problems
 from ascend_run.ops.linear.peft_writing import Adapted, written_settings
 from ascend_run.plugin_api import CheckpointError
 
@@ -82,10 +82,7 @@ def neutral_problems(found: StoredAdapter) -> Iterator[str]:
             f"plugins.lora.load: {found.folder} has {key}={found.config[key]!r}; only {neutral!r} "
             "is supported"
         )
-    for key in ("r", "lora_alpha"):
-        if not isinstance(found.config.get(key), int | float):
-            yield f"plugins.lora.load: {found.folder} has no {key} in {CONFIG_FILE}"
-    for problem in pattern_problems(found.config):
+    for problem in (*size_problems(found.config), *pattern_problems(found.config)):
         yield f"plugins.lora.load: {found.folder}: {problem}"
 
 

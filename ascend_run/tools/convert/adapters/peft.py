@@ -6,7 +6,6 @@ Names are those of Hugging Face's modules, ``base_model.model.MODULE.lora_A.weig
 
 from __future__ import annotations
 
-import math
 import re
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack
@@ -33,6 +32,7 @@ from ascend_run.ops.linear.peft_settings import (
     pattern_problems,
     rank_of,
     saved_tensors,
+    size_problems,
 )
 from ascend_run.plugin_api.error_text import show
 from ascend_run.plugin_api.errors import CheckpointError
@@ -104,11 +104,7 @@ class _Adapter:
         """Yield why it is not ``B A`` beside weights."""
         for key, neutral in changed_settings(self.config).items():
             yield f"{key} is {show(self.config[key])}; only {show(neutral)} can be merged"
-        if type(rank := self.config.get("r")) is not int or rank < 1:
-            yield f"r is {show(rank)}, not a rank"
-        alpha = self.config.get("lora_alpha")
-        if not isinstance(alpha, int | float) or not math.isfinite(alpha):
-            yield f"lora_alpha is {show(alpha)}, not a number"
+        yield from size_problems(self.config)
         yield from (
             f"{name} is no matrix of a linear layer"
             for name in self.shapes.keys() - saved_tensors(self.shapes).keys()

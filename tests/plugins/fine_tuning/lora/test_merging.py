@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import warnings
 from pathlib import Path
 from typing import Any
@@ -62,3 +63,23 @@ def test_an_unmergeable_adapter_is_reported(tmp_path: Path) -> None:
     code, output = merge(base, str(tmp_path / "none"), tmp_path / "merged")
     assert code == 2
     assert "there is no folder" in output
+
+
+@pytest.mark.parametrize(
+    ("rank", "expected"),
+    [
+        (8, "but the adapter's config has rank 8"),
+        (0, "r is 0, expected a rank of at least 1"),
+        (4.0, "r is 4.0, expected a rank"),
+        (True, "r is True, expected a rank"),
+    ],
+)
+def test_a_config_of_another_rank_is_refused(tmp_path: Path, rank: float, expected: str) -> None:
+    """The matrices have rank 4: a wrong one would change the scale."""
+    base = write_llama(tmp_path / "base", 61)
+    adapter = write_peft(peft_model(base), tmp_path / "adapter")
+    file = Path(adapter, "adapter_config.json")
+    file.write_text(json.dumps({**json.loads(file.read_text()), "r": rank}))
+    code, output = merge(base, adapter, tmp_path / "merged")
+    assert (code, expected in output) == (2, True), output
+    assert not (tmp_path / "merged").exists()
