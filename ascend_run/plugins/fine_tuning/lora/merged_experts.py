@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections import Counter
+from collections.abc import Iterable, Mapping
 from typing import Any, Final
 
 import attrs
@@ -40,13 +41,14 @@ class ExpertUpdate:
     expert: int
     half: int | None
 
-    def of(self, config: Mapping[str, Any], matrices: Any, weight: Tensor) -> Tensor:
+    def of(self, config: Mapping[str, Any], matrices: Any, weight: Tensor, present: int) -> Tensor:
         """Return it, float64.
 
         Args:
             config: PEFT's settings.
             matrices: An open safetensors file.
             weight: Of the expert.
+            present: Experts of which the model has this weight.
 
         Raises:
             CheckpointError: The adapter is for other experts.
@@ -55,10 +57,12 @@ class ExpertUpdate:
         a, b = (matrices.get_tensor(f"{prefix}.lora_{part}.weight") for part in "AB")
         rank = rank_of(config, self.parameter)
         count, rows = len(a) // rank, len(b) // (1 if self.half is None else 2)
-        if (rows, a.shape[1]) != tuple(weight.shape) or self.expert >= count:
+        whole = (present * rank, rank * present) == (len(a), b.shape[1])
+        if (rows, a.shape[1]) != tuple(weight.shape) or self.expert >= present or not whole:
             raise CheckpointError(
-                f"{self.parameter}: the adapter is for {count} experts with weights of "
-                f"{[rows, a.shape[1]]}, the model has expert {self.expert} with {[*weight.shape]}"
+                f"{self.parameter}: the adapter is of rank {rank}, with lora_A {[*a.shape]} and "
+                f"lora_B {[*b.shape]}, so for {count} experts with weights of "
+                f"{[rows, a.shape[1]]}; the model has {present} with {[*weight.shape]}"
             )
         own_a = a_by_expert(a, count)[self.expert]
         own_b = b_by_expert(b, count)[self.expert]
@@ -67,6 +71,19 @@ class ExpertUpdate:
         rslora = bool(config.get("use_rslora"))
         scale = scale_of(alpha_of(config, self.parameter), rank, rslora=rslora)
         return low_rank_update(own_a, own_b, scale, torch.float64)
+
+
+def expert_counts(names: Iterable[str]) -> Counter[tuple[str, str]]:
+    """Count the experts that have a weight, by (layer, kind of weight)."""
+    matches = map(_EXPERT.fullmatch, names)
+    return Counter((match[1], match[3]) for match in matches if match)
+
+
+def weight_of_expert(name: str) -> tuple[str, str]:
+    """Return the layer and the kind of an expert's weight."""
+    match = _EXPERT.fullmatch(name)
+    assert match is not None
+    return match[1], match[3]
 
 
 def expert_update(name: str, config: Mapping[str, Any]) -> ExpertUpdate | None:

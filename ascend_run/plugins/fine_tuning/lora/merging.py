@@ -11,7 +11,7 @@ import re
 import shutil
 import sys
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
@@ -26,7 +26,7 @@ from ascend_run.ops.linear.peft_settings import MAGNITUDE, alpha_of, rank_of, sa
 from ascend_run.plugin_api import AscendRunError, CheckpointError, StorageError
 from ascend_run.text.file_collisions import NamedPath, refuse_collisions
 
-from .merged_experts import expert_update
+from .merged_experts import expert_counts, expert_update, weight_of_expert
 from .peft_config import PREFIX, TENSOR_FILE, StoredAdapter, neutral_problems, read_adapter
 from .saved_modules import TIED
 
@@ -99,6 +99,7 @@ def _write(
 ) -> set[str]:
     """Write every file of the base with the adapted weights; return the names of those found."""
     done: set[str] = set()
+    counts = expert_counts(_names(files))
     with safe_open(adapter.folder / TENSOR_FILE, framework="pt") as matrices:
         for path in base.iterdir():
             if path.is_file() and path not in files:
@@ -109,7 +110,9 @@ def _write(
                 metadata = stored.metadata()
             for name, weight in tensors.items():
                 if (update := expert_update(name, adapter.config)) and update.module in wanted:
-                    delta = update.of(adapter.config, matrices, weight)
+                    delta = update.of(
+                        adapter.config, matrices, weight, counts[weight_of_expert(name)]
+                    )
                     tensors[name] = with_update(weight, delta)
                     done.add(update.module)
                     continue
@@ -140,11 +143,14 @@ def module_of_tensor(name: str) -> str:
 
 
 def _has(files: Sequence[Path], name: str) -> bool:
+    return name in _names(files)
+
+
+def _names(files: Sequence[Path]) -> Iterator[str]:
+    """Yield the names of every tensor of the base."""
     for path in files:
         with safe_open(path, framework="pt") as stored:
-            if name in stored.keys():  # noqa: SIM118  (not a mapping)
-                return True
-    return False
+            yield from stored.keys()
 
 
 def _replaced(weight: Tensor, saved: Tensor, module: str) -> Tensor:

@@ -15,7 +15,7 @@ from transformers import LlamaForCausalLM
 from tests.support.tiny_llama import write_llama
 
 from .merged_models import merge
-from .peft_models import peft_model, write_peft
+from .peft_models import peft_model, write_mixtral, write_peft
 
 
 @pytest.mark.parametrize(
@@ -83,3 +83,18 @@ def test_a_config_of_another_rank_is_refused(tmp_path: Path, rank: float, expect
     code, output = merge(base, adapter, tmp_path / "merged")
     assert (code, expected in output) == (2, True), output
     assert not (tmp_path / "merged").exists()
+
+
+@pytest.mark.parametrize("count", [2, 6])
+def test_experts_of_another_count_are_refused(tmp_path: Path, count: int) -> None:
+    base = write_mixtral(tmp_path / "base")
+    names = ("mlp.experts.gate_up_proj", "mlp.experts.down_proj")
+    model = peft_model(base, targets=(), target_parameters=names)
+    adapter = write_peft(model, tmp_path / "adapter")
+    other = write_mixtral(tmp_path / "other", num_local_experts=count)
+    code, output = merge(other, adapter, tmp_path / "merged")
+    assert code == 2, output
+    assert "so for 4 experts" in output
+    assert f"the model has {count} with" in output
+    assert not (tmp_path / "merged").exists()
+    assert merge(base, adapter, tmp_path / "merged")[0] == 0
