@@ -40,8 +40,10 @@ class _Fused:
     def __call__(
         self, hidden_states: Tensor, *args: Any, **kwargs: Any
     ) -> tuple[Tensor, Tensor | None]:
-        """[S, B, H] -> [S, B, H], and the bias of fc2, as Megatron's MLP."""
-        if not all(one.adapter.is_on for _, one in self._linears):
+        """[S, B, H] -> [S, B, H], and the bias of fc2, as Megatron's MLP, which computes what has
+        more arguments."""
+        asked = any(value is not None for value in (*args, *kwargs.values()))
+        if asked or not all(one.adapter.is_on for _, one in self._linears):
             out: tuple[Tensor, Tensor | None] = self._inner(hidden_states, *args, **kwargs)
             return out
         first, _ = self._linears[0]

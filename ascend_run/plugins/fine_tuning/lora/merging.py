@@ -50,7 +50,7 @@ def merge_folders(base: Path, adapter: Path, target: Path) -> int:
         ConfigError: The target lies in one of the other two.
         StorageError: The target is not empty, or the file system raises an error.
     """
-    found = read_adapter(adapter)
+    found = read_adapter(adapter, "ADAPTER")
     problems = list(neutral_problems(found))
     files = sorted(base.glob("*.safetensors"))
     if not files:

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 CONFIG_FILE: Final = "adapter_config.json"
 TENSOR_FILE: Final = "adapter_model.safetensors"
 PREFIX: Final = "base_model.model."
+LOAD: Final = "plugins.lora.load"
 
 
 @attrs.frozen(kw_only=True)
@@ -35,6 +36,7 @@ class StoredAdapter:
     config: Mapping[str, Any]
     shapes: Mapping[str, tuple[int, ...]]
     """Tensor name -> shape."""
+    named: str = LOAD  #: The option or argument that names the folder.
 
 
 def export_folder(config: RunConfig) -> Path:
@@ -42,20 +44,20 @@ def export_folder(config: RunConfig) -> Path:
     return Path(config.run.output_dir) / "adapter"
 
 
-def read_adapter(folder: str | Path) -> StoredAdapter:
-    """Read the config and the tensor shapes of a folder.
+def read_adapter(folder: str | Path, named: str = LOAD) -> StoredAdapter:
+    """Read the config and the tensor shapes of a folder; messages begin with what has named it.
 
     Raises:
         CheckpointError: The folder is not in PEFT format, or its files cannot be read.
     """
     root = Path(folder)
     if not root.is_dir():
-        raise CheckpointError(f"plugins.lora.load: there is no folder {root}")
+        raise CheckpointError(f"{named}: there is no folder {root}")
     if not (root / TENSOR_FILE).is_file():
         hint = ""
         if (root / "adapter_model.bin").is_file():
             hint = "; adapter_model.bin is a pickle, which can run code: save it as safetensors"
-        raise CheckpointError(f"plugins.lora.load: {root} has no {TENSOR_FILE}{hint}")
+        raise CheckpointError(f"{named}: {root} has no {TENSOR_FILE}{hint}")
     try:
         config = json.loads((root / CONFIG_FILE).read_text(encoding="utf-8"))
         with (root / TENSOR_FILE).open("rb") as stream:
@@ -68,8 +70,8 @@ def read_adapter(folder: str | Path) -> StoredAdapter:
         if not isinstance(config, dict):
             raise ValueError(f"{CONFIG_FILE} holds no JSON object")
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-        raise CheckpointError(f"plugins.lora.load: {root} cannot be read: {error}") from None
-    return StoredAdapter(folder=root, config=config, shapes=shapes)
+        raise CheckpointError(f"{named}: {root} cannot be read: {error}") from None
+    return StoredAdapter(folder=root, config=config, shapes=shapes, named=named)
 
 
 def neutral_problems(found: StoredAdapter) -> Iterator[str]:
@@ -79,11 +81,11 @@ def neutral_problems(found: StoredAdapter) -> Iterator[str]:
         changed["fan_in_fan_out"] = False
     for key, neutral in changed.items():
         yield (
-            f"plugins.lora.load: {found.folder} has {key}={found.config[key]!r}; only {neutral!r} "
+            f"{found.named}: {found.folder} has {key}={found.config[key]!r}; only {neutral!r} "
             "is supported"
         )
     for problem in (*size_problems(found.config), *pattern_problems(found.config)):
-        yield f"plugins.lora.load: {found.folder}: {problem}"
+        yield f"{found.named}: {found.folder}: {problem}"
 
 
 def peft_config(config: RunConfig, options: LoraOptions, parts: Sequence[str]) -> dict[str, object]:

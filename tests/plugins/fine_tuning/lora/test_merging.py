@@ -98,3 +98,9 @@ def test_experts_of_another_count_are_refused(tmp_path: Path, count: int) -> Non
     assert f"the model has {count} with" in output
     assert not (tmp_path / "merged").exists()
     assert merge(base, adapter, tmp_path / "merged")[0] == 0
+
+
+def test_a_folder_that_is_not_there_is_named_as_the_argument(tmp_path: Path) -> None:
+    code, output = merge(write_llama(tmp_path / "base"), str(tmp_path / "none"), tmp_path / "out")
+    assert code == 2
+    assert f"ADAPTER: there is no folder {tmp_path / 'none'}" in output.replace("\n", "")
