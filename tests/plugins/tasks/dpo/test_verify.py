@@ -11,9 +11,8 @@ import pytest
 from ascend_run.tools.verify.compare.verdict import Phase
 from ascend_run.tools.verify.questions import Question
 from ascend_run.tools.verify.verifier import Verifier
-from tests.support import verified_tasks
+from tests.support import preference_faults, verified_tasks
 from tests.support.needed_plugins import names_of
-from tests.support.preference_faults import swap_the_answers_on_the_second_rank
 from tests.support.preference_files import write_models_and_pairs
 from tests.support.verified_tasks import (
     assert_diverges_in,
@@ -58,19 +57,19 @@ def test_each_layout_is_one_rank(verify: Verifier, models: Path, layout: str) ->
         (faults.skip_the_reference, "pp=2", Phase.FORWARD),
         (faults.let_the_policy_be_the_reference, "tp=2", Phase.FORWARD),
         pytest.param(
-            faults.sum_gradients_of_documents_over_ranks,
+            preference_faults.sum_gradients_of_documents_over_ranks,
             "cp=2, ulysses",
             Phase.BACKWARD,
             marks=pytest.mark.needs_plugins("ulysses"),
         ),
         pytest.param(
-            faults.keep_sums_of_documents_to_oneself,
+            preference_faults.keep_sums_of_documents_to_oneself,
             "cp=2, ring",
             Phase.FORWARD,
             marks=pytest.mark.needs_plugins("ring-attention"),
         ),
         (
-            swap_the_answers_on_the_second_rank,
+            preference_faults.swap_the_answers_on_the_second_rank,
             "dp=2, distributed optimizer",
             Phase.FORWARD,
         ),
