@@ -1,0 +1,1 @@
+"""Generation: a key-value cache in pages, and continuous batches."""

@@ -1,0 +1,164 @@
+"""Continuous batches: sequences join and leave a batch between any two steps.
+
+Source: Yu et al. 2022, Orca, OSDI 22, section 3.2; chunks of prompts: arXiv:2403.02310.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from enum import StrEnum
+
+import attrs
+from torch import Tensor
+
+from .key_value_cache import CacheFull, KeyValueCache
+from .step import Chunk, Step
+
+
+@attrs.frozen(kw_only=True)
+class Request:
+    """A prompt, and how far to continue it."""
+
+    prompt: tuple[int, ...] = attrs.field(validator=attrs.validators.min_len(1))
+    max_new_tokens: int = attrs.field(validator=attrs.validators.ge(1))
+    end_ids: frozenset[int] = frozenset()
+    """Ids after which nothing follows; the id itself is emitted."""
+
+    @property
+    def num_stored(self) -> int:
+        """Tokens in the cache at the end: the last new one is not fed back."""
+        return len(self.prompt) + self.max_new_tokens - 1
+
+
+class Finish(StrEnum):
+    """Why a sequence ended, in the words of OpenAI's API."""
+
+    STOP = "stop"  #: An end id.
+    LENGTH = "length"  #: ``max_new_tokens``.
+
+
+@attrs.frozen
+class Emitted:
+    """One new token."""
+
+    sequence: int
+    token: int
+    finish: Finish | None
+
+
+@attrs.define(eq=False)
+class _Running:
+    """A sequence that has pages."""
+
+    request: Request
+    ids: list[int]
+    num_new: int = 0
+    num_stored: int = 0
+
+
+class Engine:
+    """Every step has a token of each running sequence, and chunks of prompts.
+
+    Args:
+        forward: Step -> logits [R, V].
+        chunk_tokens: Prompt tokens of a step.
+        max_sequences: Running at a time; others wait in order.
+    """
+
+    def __init__(
+        self,
+        forward: Callable[[Step], Tensor],
+        cache: KeyValueCache,
+        *,
+        chunk_tokens: int = 512,
+        max_sequences: int = 16,
+    ) -> None:
+        self._forward, self._cache = forward, cache
+        self._chunk_tokens, self._max_sequences = chunk_tokens, max_sequences
+        self._waiting: dict[int, Request] = {}
+        self._running: dict[int, _Running] = {}
+        self._num_submitted = 0
+
+    def submit(self, request: Request) -> int:
+        """Queue a request and return the number of its sequence.
+
+        Raises:
+            CacheFull: It needs more than the whole cache, so it could never be served.
+        """
+        capacity = self._cache.num_pages * self._cache.page_size
+        if request.num_stored > capacity:
+            raise CacheFull(
+                f"{len(request.prompt)} tokens and {request.max_new_tokens} new ones do not fit "
+                f"into a cache of {capacity}"
+            )
+        sequence, self._num_submitted = self._num_submitted, self._num_submitted + 1
+        self._waiting[sequence] = request
+        return sequence
+
+    def cancel(self, sequence: int) -> None:
+        """End a sequence, if it has not ended: its pages are free at once."""
+        self._waiting.pop(sequence, None)
+        if sequence in self._running:
+            self._release(sequence)
+
+    def step(self) -> list[Emitted]:
+        """Run one forward and return the new tokens; none if nothing is left to do."""
+        self._admit()
+        if not (chunks := self._chunks()):
+            return []
+        logits_RV = self._forward(Step.of(chunks))
+        tokens = iter(logits_RV.argmax(-1).tolist())
+        emitted = []
+        for chunk in chunks:
+            self._running[chunk.sequence].num_stored += len(chunk.ids)
+            if chunk.num_logits:
+                emitted.append(self._emit(chunk.sequence, next(tokens)))
+        return emitted
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether no sequence waits or runs."""
+        return not self._waiting and not self._running
+
+    def _admit(self) -> None:
+        """Give pages to waiting sequences, first come first served."""
+        while self._waiting and len(self._running) < self._max_sequences:
+            sequence, request = next(iter(self._waiting.items()))
+            try:
+                self._cache.reserve(sequence, request.num_stored)
+            except CacheFull:
+                return
+            self._running[sequence] = _Running(request, list(request.prompt))
+            del self._waiting[sequence]
+
+    def _chunks(self) -> list[Chunk]:
+        left = self._chunk_tokens
+        chunks = []
+        for sequence, running in self._running.items():
+            start = running.num_stored
+            missing = len(running.ids) - start
+            count = missing if running.num_new else min(missing, left)
+            if not count:
+                continue
+            left -= 0 if running.num_new else count
+            ids = running.ids[start : start + count]
+            last = int(count == missing)
+            chunks.append(Chunk(sequence=sequence, start=start, ids=ids, num_logits=last))
+        return chunks
+
+    def _emit(self, sequence: int, token: int) -> Emitted:
+        running = self._running[sequence]
+        running.ids.append(token)
+        running.num_new += 1
+        finish = None
+        if token in running.request.end_ids:
+            finish = Finish.STOP
+        elif running.num_new == running.request.max_new_tokens:
+            finish = Finish.LENGTH
+        if finish is not None:
+            self._release(sequence)
+        return Emitted(sequence, token, finish)
+
+    def _release(self, sequence: int) -> None:
+        del self._running[sequence]
+        self._cache.release(sequence)

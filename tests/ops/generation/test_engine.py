@@ -1,0 +1,115 @@
+"""The engine with a forward whose next id is a function of the ids before it."""
+
+import random
+
+import pytest
+import torch
+from torch import Tensor
+
+from ascend_run.ops.generation.engine import Emitted, Engine, Finish, Request
+from ascend_run.ops.generation.key_value_cache import CacheFull, KeyValueCache
+from ascend_run.ops.generation.step import Chunk, Step
+
+VOCAB = 97
+
+
+def next_id(ids: list[int]) -> int:
+    total = 0
+    for token in ids:
+        total = (total * 31 + token + 1) % 10007
+    return total % VOCAB
+
+
+class Model:
+    """Keeps the ids of each sequence, as a cache does, and the number of tokens of each step."""
+
+    def __init__(self) -> None:
+        self.ids: dict[int, list[int]] = {}
+        self.sizes: list[int] = []
+
+    def __call__(self, step: Step) -> Tensor:
+        logits_TV = torch.zeros(len(step.tokens_T), VOCAB)
+        self.sizes.append(len(step.tokens_T))
+        for part in step.parts:
+            ids = self.ids.setdefault(part.sequence, [])
+            assert part.start == len(ids)
+            positions = range(part.start, part.start + part.count)
+            assert step.positions_T[part.rows].tolist() == [*positions]
+            for row in range(part.first, part.first + part.count):
+                ids.append(int(step.tokens_T[row]))
+                logits_TV[row, next_id(ids)] = 1
+        return logits_TV[step.rows_R]
+
+
+def alone(request: Request) -> tuple[list[int], Finish]:
+    ids, new = list(request.prompt), []
+    while True:
+        new.append(next_id(ids))
+        ids.append(new[-1])
+        if new[-1] in request.end_ids:
+            return new, Finish.STOP
+        if len(new) == request.max_new_tokens:
+            return new, Finish.LENGTH
+
+
+def run(engine: Engine) -> list[Emitted]:
+    emitted = []
+    while not engine.is_idle:
+        emitted += engine.step()
+    return emitted
+
+
+def test_requests_through_few_places_are_answered_as_each_alone() -> None:
+    generator = random.Random(0)
+    requests = [
+        Request(
+            prompt=tuple(generator.choices(range(VOCAB), k=generator.randint(1, 40))),
+            max_new_tokens=generator.randint(1, 30),
+            end_ids=frozenset(generator.sample(range(VOCAB), 3)),
+        )
+        for _ in range(200)
+    ]
+    model, cache = Model(), KeyValueCache(160)
+    engine = Engine(model, cache, chunk_tokens=16, max_sequences=4)
+    numbers = [engine.submit(request) for request in requests]
+    emitted = run(engine)
+    for number, request in zip(numbers, requests, strict=True):
+        mine = [one for one in emitted if one.sequence == number]
+        assert ([one.token for one in mine], mine[-1].finish) == alone(request)
+        assert all(one.finish is None for one in mine[:-1])
+    assert max(model.sizes) <= 16 + 4
+    assert cache.free_tokens == 160
+    assert engine.step() == []
+
+
+def test_the_first_to_ask_is_served_first_when_pages_are_short() -> None:
+    engine = Engine(Model(), KeyValueCache(48))
+    long = engine.submit(Request(prompt=(1,), max_new_tokens=48))
+    second = engine.submit(Request(prompt=(2,), max_new_tokens=1))
+    order = [one.sequence for one in run(engine)]
+    assert order == [long] * 48 + [second]
+
+
+def test_a_cancelled_sequence_frees_its_pages_at_once() -> None:
+    cache = KeyValueCache(48)
+    engine = Engine(Model(), cache)
+    running = engine.submit(Request(prompt=(1,), max_new_tokens=40))
+    waiting = engine.submit(Request(prompt=(1,), max_new_tokens=40))
+    engine.step()
+    assert cache.free_tokens == 0
+    for sequence in (running, waiting, running, 99):
+        engine.cancel(sequence)
+    assert cache.free_tokens == 48
+    assert engine.is_idle
+
+
+def test_a_request_larger_than_the_cache_is_refused() -> None:
+    engine = Engine(Model(), KeyValueCache(48))
+    with pytest.raises(CacheFull, match="10 tokens and 40 new ones do not fit into a cache of 48"):
+        engine.submit(Request(prompt=(1,) * 10, max_new_tokens=40))
+
+
+@pytest.mark.parametrize("ids", [[], [[]], [[1], [2]]], ids=["none", "empty", "twice"])
+def test_a_step_without_sense_is_refused(ids: list[list[int]]) -> None:
+    with pytest.raises(ValueError, match="step"):
+        Step.of([Chunk(sequence=0, start=0, ids=one, num_logits=0) for one in ids])
