@@ -13,8 +13,8 @@ import ascend_run
 
 PACKAGE: Final = Path(ascend_run.__file__).parent
 TOOLS: Final = (
-    *("bisect", "diff", "new_plugin", "pages", "plan", "plugins", "preprocess", "preset", "report"),
-    *("terminal", "verify"),
+    *("bisect", "diff", "generate", "new_plugin", "pages", "plan", "plugins", "preprocess"),
+    *("preset", "report", "terminal", "verify"),
 )
 ROOMS: Final = (
     *("types", "plugin_api", "families", "registry", "text", "prepare", "core", "launch"),
@@ -108,6 +108,10 @@ READ: Final[dict[str, dict[str, set[str]]]] = {
         "text/tiktoken_model.py": {"config"},
         "text/tokenizer_content.py": {"_read(path)", "token"},
         "text/tokens.py": {"token"},
+        # and a run's data.tokenizer, as the user gave it
+        "tools/generate/texts.py": {
+            *("read_object(folder / name, DataError)", "read_raw(config).values"),
+        },
     },
     "records of data, and messages, which templates read": {
         "text/encoder.py": {"answer"},

@@ -1,0 +1,133 @@
+"""The command line of ``ascend-run generate``. Imports no torch until it runs."""
+
+from __future__ import annotations
+
+import json
+import time
+from pathlib import Path
+
+import click
+
+
+@click.command("generate")
+@click.argument("model", type=click.Path(path_type=Path))
+@click.argument("prompt", required=False)
+@click.option(
+    "--prompts",
+    "file",
+    type=click.Path(path_type=Path),
+    metavar="FILE",
+    help="File with a prompt on each line; they are answered as one batch, in their order.",
+)
+@click.option(
+    "--max-new-tokens",
+    type=click.IntRange(min=1),
+    default=128,
+    show_default=True,
+    help="Longest answer; the model's longest text ends it too.",
+)
+@click.option(
+    "--tokenizer",
+    type=click.Path(path_type=Path),
+    metavar="PATH",
+    help="Tokenizer file, or its folder; default: in MODEL, then the data.tokenizer of the run.",
+)
+@click.option(
+    "--step",
+    type=click.IntRange(min=0),
+    help="Step or iteration of the checkpoint; default: the newest.",
+)
+@click.option(
+    "--adapter",
+    type=click.Path(path_type=Path),
+    metavar="FOLDER",
+    help="Adapter in PEFT's format to merge into the weights.",
+)
+@click.option(
+    "--base",
+    type=click.Path(path_type=Path),
+    metavar="FOLDER",
+    help="Hugging Face folder of the weights of a run's adapters; default: its model.hf_path.",
+)
+@click.option(
+    "--family", metavar="NAME", help="Model family; default: from the config of the model."
+)
+@click.option(
+    "--dtype",
+    type=click.Choice(("fp32", "bf16", "fp64")),
+    help="Compute in this; default: fp32, or fp64 of such weights.",
+)
+@click.option("--json", "as_json", is_flag=True, help="Print a JSON object for each prompt.")
+def command(
+    model: Path,
+    prompt: str | None,
+    file: Path | None,
+    max_new_tokens: int,
+    tokenizer: Path | None,
+    step: int | None,
+    adapter: Path | None,
+    base: Path | None,
+    family: str | None,
+    dtype: str | None,
+    as_json: bool,
+) -> int:
+    """Continue a prompt with a stored model.
+
+    \b
+    ascend-run generate runs/demo "Once upon a time"
+    ascend-run generate /models/llama --prompts questions.txt --json
+
+    MODEL is a run's folder or one of its checkpoints, or a folder of Hugging Face's or Megatron's
+    format. The most probable token follows each time.
+    """
+    prompts = _prompts(prompt, file)
+    from ascend_run.tools.convert.opening import SourceOptions
+
+    from .answering import Question, answers
+
+    started = time.perf_counter()
+    found = answers(
+        Question(
+            model=model,
+            options=SourceOptions(step=step, family=family, adapter=adapter, base=base),
+            tokenizer=tokenizer,
+            dtype=dtype,
+            prompts=prompts,
+            max_new_tokens=max_new_tokens,
+        )
+    )
+    seconds = time.perf_counter() - started
+    for one in found:
+        if as_json:
+            record = {
+                "prompt": one.prompt,
+                "text": one.text,
+                "ids": one.ids,
+                "finish": one.finish.value,
+                "prompt_tokens": one.prompt_tokens,
+                "new_tokens": one.new_tokens,
+            }
+            click.echo(json.dumps(record, ensure_ascii=False))
+        else:
+            click.echo(one.prompt + one.text)
+    click.echo(f"{sum(one.new_tokens for one in found)} new tokens in {seconds:.1f} s", err=True)
+    return 0
+
+
+def _prompts(prompt: str | None, file: Path | None) -> list[str]:
+    """
+    Raises:
+        UsageError: Neither a prompt nor a file is named, or both, or the file has none.
+    """
+    if (prompt is None) == (file is None):
+        raise click.UsageError("say what to continue: a PROMPT, or --prompts FILE")
+    if file is None:
+        return [] if prompt is None else [prompt]
+    try:
+        lines = file.read_text("utf-8").splitlines()
+    except (OSError, UnicodeDecodeError) as problem:
+        reason = getattr(problem, "strerror", None) or problem
+        raise click.UsageError(f"--prompts {file} cannot be read: {reason}") from None
+    if not lines:
+        raise click.UsageError(f"--prompts {file} has no line")
+    return lines
