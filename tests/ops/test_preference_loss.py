@@ -80,6 +80,19 @@ def test_smoothing_is_the_mean_over_swapped_pairs(
     assert loss_of("sigmoid", chosen, rejected, beta, e) == pytest.approx(wanted, rel=1e-12)
 
 
+@settings(max_examples=50, deadline=None)
+@given(rejected=RATIOS, beta=BETAS, more=st.floats(0.0, 1e3))
+def test_gradients_vanish_at_any_margin_that_saturates(
+    rejected: float, beta: float, more: float
+) -> None:
+    """Hinge: from 1 / beta on. Sigmoid: where exp(-beta z) is below the smallest float64."""
+    at_hinge, at_sigmoid = rejected + 1.001 / beta + more, rejected + (800.0 + more) / beta
+    assert gradients_of("hinge", at_hinge, rejected, beta) == (0.0, 0.0)
+    assert gradients_of("sigmoid", at_sigmoid, rejected, beta) == (0.0, 0.0)
+    of_chosen, of_rejected = gradients_of("hinge", rejected + 0.999 / beta, rejected, beta)
+    assert of_chosen == -of_rejected == -beta
+
+
 def test_gradients_vanish_where_margins_saturate() -> None:
     assert gradients_of("sigmoid", 500.0, -500.0, 1.0) == (0.0, 0.0)
     assert gradients_of("hinge", 3.0, 0.0, 0.5) == (0.0, 0.0)

@@ -71,7 +71,7 @@ def command(
     dtype: str | None,
     as_json: bool,
 ) -> int:
-    """Continue a prompt with a stored model.
+    """Continue prompts with a stored model.
 
     \b
     ascend-run generate runs/demo "Once upon a time"
