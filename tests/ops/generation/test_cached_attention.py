@@ -58,11 +58,12 @@ def test_chunks_of_two_sequences_attend_as_each_whole(kind: str) -> None:
     draw = random.Random(1)
     options: dict[str, Any] = SPECS[kind]
     spec = AttentionSpec(scale=0.4, **options)
-    state = CachedForward(KeyValueCache(64, 4))
+    cache = KeyValueCache(64, 4)
+    state = CachedForward(cache)
     kernel = CachedAttention(FusedCpuAttention(), 0, state)
     data = {sequence: tensors(length) for sequence, length in LENGTHS.items()}
     for sequence, length in LENGTHS.items():
-        state.cache.reserve(sequence, length)  # type: ignore[union-attr]
+        cache.reserve(sequence, length)
     got: dict[int, list[Tensor]] = {sequence: [] for sequence in LENGTHS}
     at = dict.fromkeys(LENGTHS, 0)
     while at != LENGTHS:

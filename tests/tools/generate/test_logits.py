@@ -44,7 +44,8 @@ def logits_in_chunks(
     cache = model.with_cache(256)
     for number, ids in enumerate(sequences):
         cache.reserve(number, len(ids))
-    at, got = [0] * len(sequences), [[] for _ in sequences]  # type: ignore[var-annotated]
+    at = [0] * len(sequences)
+    got: list[list[Tensor]] = [[] for _ in sequences]
     while at != [len(ids) for ids in sequences]:
         chunks = []
         for number, ids in enumerate(sequences):

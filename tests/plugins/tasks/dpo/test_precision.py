@@ -177,7 +177,7 @@ def test_only_logits_and_their_gradients_are_in_the_dtype(dtype: torch.dtype) ->
     assert abs(found.margin - found.wanted_margin) <= bound
     assert abs(found.loss - found.wanted) <= bound + 4 * unit * (1 + found.wanted)
     assert bound < 2e-3
-    assert float(found.ratios_T.abs().mean()) > 5.0, "roundings of them show"
+    assert float(found.ratios_T.abs().mean()) > 5.0, "so large that their rounding errors count"
     assert found.wanted_margin < -1.0, "neither the loss nor its gradient is near 0"
 
     sign_T = 1.0 - 2.0 * documents_T.double()
