@@ -104,7 +104,7 @@ class Schedule:
 
 def adapted_linear(
     x: Tensor,
-    weight_NK: Tensor,
+    make_weight_NK: Callable[[], Tensor],
     a_RK: Tensor,
     make_b_RN: Callable[[], Tensor],
     schedule: Schedule,
@@ -122,22 +122,32 @@ def adapted_linear(
     weight with the adapter is rounded to the weight's dtype.
 
     Args:
-        weight_NK: Frozen.
-        make_b_RN: Makes B, with the adapter's scale, of parameters. It is made again in backward
-            instead of being saved.
+        make_weight_NK: Returns the weight, which is frozen: a parameter, or values of one that is
+            stored in another form. It is called again in backward, so that they are not saved.
+        make_b_RN: Makes B, with the adapter's scale, of parameters; again in backward, likewise.
         adapter_x: What the adapter reads instead of x (x after dropout).
 
     Raises:
         ValueError: The weight requires a gradient, or ``merges`` with an input of the adapter's
             own.
     """
-    if weight_NK.requires_grad:
-        raise ValueError("the weight of an adapted linear is frozen; this one requires a gradient")
     if schedule.merges and adapter_x is not None:
         raise ValueError("an adapter that reads another input cannot be merged into the weight")
     b_RN = make_b_RN()
-    out: Tensor = _AdaptedLinear.apply(x, adapter_x, weight_NK, a_RK, b_RN, make_b_RN, schedule)
+    makers = make_weight_NK, make_b_RN
+    out: Tensor = _AdaptedLinear.apply(x, adapter_x, a_RK, b_RN, makers, schedule)
     return out
+
+
+def frozen(weight_NK: Tensor, name: str) -> Tensor:
+    """Return a weight that is frozen.
+
+    Raises:
+        ValueError: It requires a gradient.
+    """
+    if weight_NK.requires_grad:
+        raise ValueError(f"the weight of {name} is frozen; this one requires a gradient")
+    return weight_NK
 
 
 class _AdaptedLinear(Function):
@@ -146,27 +156,27 @@ class _AdaptedLinear(Function):
         ctx: Any,
         x: Tensor,
         adapter_x: Tensor | None,
-        weight: Tensor,
         a: Tensor,
         b: Tensor,
-        make_b: Callable[[], Tensor],
+        makers: tuple[Callable[[], Tensor], Callable[[], Tensor]],
         how: Schedule,
     ) -> Tensor:
         rows = x.flatten(0, -2)
         read = rows if adapter_x is None else adapter_x.flatten(0, -2)
         run = column_forward if how.is_column else row_forward
-        out, narrow = run(rows, read, Weights(weight, a, b), how)
-        ctx.shape, ctx.how, ctx.is_same = x.shape, how, adapter_x is None
-        # Not by save_for_backward: hooks of saved tensors would offload or copy a frozen weight.
-        ctx.weight, ctx.make_b = weight, make_b
+        make_weight, _ = makers
+        weights = Weights(frozen(make_weight(), "an adapted linear"), a, b)
+        out, narrow = run(rows, read, weights, how)
+        ctx.shape, ctx.how, ctx.is_same, ctx.makers = x.shape, how, adapter_x is None, makers
         ctx.save_for_backward(read, narrow, a)
-        return out.view(-1, *x.shape[1:-1], weight.shape[0])
+        return out.view(-1, *x.shape[1:-1], out.shape[1])
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, dy: Tensor) -> tuple[Tensor | None, ...]:
         read, narrow, a = ctx.saved_tensors
-        weights = Weights(ctx.weight, a, ctx.make_b())  # without a graph, as in any backward
+        make_weight, make_b = ctx.makers
+        weights = Weights(make_weight(), a, make_b())  # without a graph, as in any backward
         run = column_backward if ctx.how.is_column else row_backward
         rows = dy.flatten(0, -2)
         found = run(rows, read, ctx.how.begin_narrow(narrow, len(rows)), weights, ctx.how)
@@ -174,7 +184,7 @@ class _AdaptedLinear(Function):
         if ctx.is_same and apart is not None:
             dx, apart = dx.add_(apart), None
         apart = None if apart is None else apart.view(ctx.shape)
-        return dx.view(ctx.shape), apart, None, found.da, found.db, None, None
+        return dx.view(ctx.shape), apart, found.da, found.db, None, None
 
 
 @attrs.frozen

@@ -29,6 +29,7 @@ from .adapted_linear import (
     Weights,
     column_backward,
     column_forward,
+    frozen,
     row_backward,
     row_forward,
 )
@@ -38,8 +39,8 @@ from .adapted_linear import (
 class MlpLinear:
     """One linear and its adapter."""
 
-    weight_NK: Tensor
-    """Frozen."""
+    make_weight_NK: Callable[[], Tensor]
+    """Returns the weight, which is frozen; see ``adapted_linear``."""
     a_RK: Tensor
     parts: Sequence[Tensor]
     """Parameters of B."""
@@ -98,8 +99,6 @@ def adapted_mlp(x: Tensor, mlp: AdaptedMlp) -> Tensor:
     if mlp.bias_N is not None and mlp.bias_N.requires_grad:
         raise ValueError("the bias of fc1 is frozen; this one requires a gradient")
     for name, linear in (("fc1", mlp.fc1), ("fc2", mlp.fc2)):
-        if linear.weight_NK.requires_grad:
-            raise ValueError(f"the weight of {name} is frozen; this one requires a gradient")
         if linear.schedule.merges and linear.dropout:
             raise ValueError(
                 f"the adapter of {name} reads another input with dropout={linear.dropout}; it "
@@ -117,13 +116,14 @@ class _AdaptedMlp(Function):
     ) -> Tensor:
         fc1, fc2, rows, first = mlp.fc1, mlp.fc2, x.flatten(0, -2), len(mlp.fc1.parts)
         read, kept = fc1.read(rows)
-        weights = Weights(fc1.weight_NK, a1, fc1.make_b_RN(parts[:first]))
+        weights = Weights(frozen(fc1.make_weight_NK(), "fc1"), a1, fc1.make_b_RN(parts[:first]))
         hidden, narrow = column_forward(rows, read, weights, fc1.schedule)
+        del weights  # made of its form in storage, it is as large as fc1 itself
         if mlp.bias_N is not None:
             hidden += mlp.bias_N
         product = mlp.activation(hidden)
         read_again, kept_again = fc2.read(product)
-        weights = Weights(fc2.weight_NK, a2, fc2.make_b_RN(parts[first:]))
+        weights = Weights(frozen(fc2.make_weight_NK(), "fc2"), a2, fc2.make_b_RN(parts[first:]))
         out, summed = row_forward(product, read_again, weights, fc2.schedule)
         ctx.shape, ctx.mlp = x.shape, mlp
         ctx.save_for_backward(read, kept, narrow, hidden, kept_again, summed, a1, a2, *parts)
@@ -142,14 +142,14 @@ class _AdaptedMlp(Function):
             dy.flatten(0, -2),
             fc2.scaled(product, kept_again),
             fc2.schedule.begin_narrow(summed, dy[..., 0].numel()),
-            Weights(fc2.weight_NK, a2, b2),
+            Weights(fc2.make_weight_NK(), a2, b2),
             fc2.schedule,
         )
         (dhidden,) = dhidden_of(fc2.dx(found, kept_again))
         da2, dparts2 = found.da, dparts2_of(found.db)
         del product, dhidden_of, found
         b1, dparts1_of = _differentiable(fc1.make_b_RN, parts[:first])
-        weights = Weights(fc1.weight_NK, a1, b1)
+        weights = Weights(fc1.make_weight_NK(), a1, b1)
         found = column_backward(dhidden, read, gathered, weights, fc1.schedule)
         dx = fc1.dx(found, kept).view(ctx.shape)
         return dx, None, found.da, da2, *dparts1_of(found.db), *dparts2

@@ -69,15 +69,14 @@ class LinearWithAdapter:
         if not self.adapter.is_on:
             return parallel_linear(x, weight_NK, collectives, group, implementation)
         assert group is not None
-        assert weight_NK is not None
         ranks = group.size() if collectives is LinearCollectives.COLUMN_SEQUENCE else 1
         tokens = x[..., 0].numel() * ranks
-        schedule = self.schedule(tokens, weight_NK, collectives, group, implementation)
+        schedule = self.schedule(tokens, x.shape[-1], collectives, group, implementation)
         read = self.adapter.dropped(x)
         return adapted_linear(
             x,
-            weight_NK,
-            self.adapter.lora_A,
+            functools.partial(implementation.values_of, weight_NK, x.dtype),
+            self.adapter.lora_A.to(x.dtype),
             functools.partial(self.adapter.outer_matrix, x.dtype),
             schedule,
             adapter_x=None if read is x else read,
@@ -86,7 +85,7 @@ class LinearWithAdapter:
     def schedule(
         self,
         tokens: int,
-        weight_NK: Tensor,
+        inputs: int,
         collectives: LinearCollectives,
         group: Group,
         implementation: LinearImplementation,
@@ -95,11 +94,12 @@ class LinearWithAdapter:
 
         Args:
             tokens: Of a micro-batch, of all tensor-parallel ranks.
+            inputs: Of the linear, on this rank.
         """
         return Schedule(
             collectives=collectives,
             group=group,
             matmul=implementation.matmul,
             slices=self.slices,
-            merges=self.merge and tokens >= weight_NK.shape[1],
+            merges=self.merge and tokens >= inputs,
         )

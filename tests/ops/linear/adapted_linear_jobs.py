@@ -85,7 +85,7 @@ def errors(kind: Kind) -> dict[str, float]:
     leaves = {name: mine[name].requires_grad_() for name in ("x", "other", "a", "b")}
     out = adapted_linear(
         leaves["x"],
-        mine["weight"],
+        lambda: mine["weight"],
         leaves["a"],
         lambda: leaves["b"] * 1,
         kind.schedule(),
@@ -127,7 +127,7 @@ def sequence(kind: Kind) -> tuple[list[str], list[str]]:
     with noted(events, width):
         x, a, b = leaves
         schedule = kind.schedule(matmul=matmul)
-        out = adapted_linear(x, mine["weight"], a, lambda: b * 1, schedule)
+        out = adapted_linear(x, lambda: mine["weight"], a, lambda: b * 1, schedule)
         forward, events[:] = [*events], []
         out.backward(mine["dy"])
     return forward, events
@@ -169,7 +169,7 @@ def merged_updates(dtype: torch.dtype) -> tuple[float, float]:
     eps = torch.finfo(dtype).eps
     one = torch.ones(1, 1, dtype=dtype)
     small, large = (
-        adapted_linear(one, one, one * eps * factor, lambda: one, how).item() - 1
+        adapted_linear(one, lambda: one, one * eps * factor, lambda: one, how).item() - 1
         for factor in (0.25, 4)
     )
     return small, large

@@ -97,7 +97,7 @@ def built(kind: Kind, mine: Mapping[str, Tensor], **more: Any) -> AdaptedMlp:
             return ones * mine[f"drop{number}"]
 
         return MlpLinear(
-            weight_NK=mine[f"w{number}"],
+            make_weight_NK=lambda: mine[f"w{number}"],
             a_RK=mine[f"a{number}"],
             parts=[mine[f"b{number}"]],
             make_b_RN=lambda parts: 2 * parts[0],

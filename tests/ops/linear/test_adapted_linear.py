@@ -12,6 +12,7 @@ from ascend_run.ops.linear.parallel_linear import LinearCollectives
 from ascend_run.testing.pool import GlooPool
 
 from . import adapted_linear_jobs as jobs
+from .made_weight import MadeWeight
 
 COLUMN, COLUMN_SEQUENCE = LinearCollectives.COLUMN, LinearCollectives.COLUMN_SEQUENCE
 ROW, ROW_SEQUENCE = LinearCollectives.ROW, LinearCollectives.ROW_SEQUENCE
@@ -101,7 +102,8 @@ def call(*, merges: bool = False, trained: bool = False, another: bool = False) 
     no_group: Any = None  # it is refused before any collective
     schedule = Schedule(collectives=COLUMN, group=no_group, merges=merges)
     other = x if another else None
-    adapted_linear(x, weight, torch.ones(1, 2), lambda: torch.ones(1, 3), schedule, adapter_x=other)
+    a, b = torch.ones(1, 2), torch.ones(1, 3)
+    adapted_linear(x, lambda: weight, a, lambda: b, schedule, adapter_x=other)
 
 
 def test_a_trained_weight_is_an_error() -> None:
@@ -119,3 +121,15 @@ def test_a_merged_weight_is_rounded_once(gloo_pool: GlooPool, dtype: torch.dtype
     """An update below half a unit of the weight's last place is lost, and a larger one is kept."""
     for lost, kept in gloo_pool.run(jobs.merged_updates, 2, dtype):
         assert (lost, kept) == (0.0, 4 * torch.finfo(dtype).eps)
+
+
+def test_a_weight_that_is_made_is_not_kept() -> None:
+    """Of one that is stored in another form: it is made again in backward."""
+    made = MadeWeight(torch.ones(3, 2))
+    no_group: Any = None  # there are no collectives
+    how = Schedule(collectives=LinearCollectives.NONE, group=no_group)
+    a, b = torch.ones(1, 2, requires_grad=True), torch.ones(1, 3)
+    out = adapted_linear(torch.ones(4, 2), made, a, lambda: b, how)
+    assert (made.calls, made.living) == (1, 0)
+    out.sum().backward()
+    assert (made.calls, made.most, made.living) == (2, 1, 0)

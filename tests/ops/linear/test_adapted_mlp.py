@@ -14,6 +14,7 @@ from ascend_run.ops.linear.parallel_linear import LinearCollectives
 from ascend_run.testing.pool import GlooPool
 
 from . import adapted_mlp_jobs as jobs
+from .made_weight import MadeWeight
 
 ITEM = 8
 """Bytes of float64."""
@@ -83,7 +84,7 @@ def linear(**more: Any) -> MlpLinear:
     no_group: Any = None  # it is refused before any collective
     schedule = Schedule(collectives=LinearCollectives.NONE, group=no_group)
     given: dict[str, Any] = {
-        "weight_NK": torch.ones(2, 2),
+        "make_weight_NK": lambda: torch.ones(2, 2),
         "a_RK": torch.ones(1, 2),
         "parts": [torch.ones(1, 2)],
         "make_b_RN": lambda parts: parts[0],
@@ -94,7 +95,7 @@ def linear(**more: Any) -> MlpLinear:
 
 
 def test_a_trained_weight_is_an_error() -> None:
-    trained = linear(weight_NK=torch.ones(2, 2, requires_grad=True))
+    trained = linear(make_weight_NK=lambda: torch.ones(2, 2, requires_grad=True))
     mlp = AdaptedMlp(fc1=linear(), fc2=trained, activation=torch.relu)
     with pytest.raises(ValueError, match="the weight of fc2 is frozen"):
         adapted_mlp(torch.ones(4, 2), mlp)
@@ -122,8 +123,19 @@ def test_one_rank_without_dropout_agrees_in_bf16() -> None:
         torch.randn(shape, generator=generator).bfloat16() for shape in ((8, 4), (4, 4), (6, 4))
     )
     mlp = AdaptedMlp(
-        fc1=linear(weight_NK=w1, a_RK=x[:1], parts=[x.new_zeros(1, 8)]),
-        fc2=linear(weight_NK=w2, a_RK=x[:1], parts=[x.new_zeros(1, 4)]),
+        fc1=linear(make_weight_NK=lambda: w1, a_RK=x[:1], parts=[x.new_zeros(1, 8)]),
+        fc2=linear(make_weight_NK=lambda: w2, a_RK=x[:1], parts=[x.new_zeros(1, 4)]),
         activation=jobs.swiglu,
     )
     assert torch.equal(adapted_mlp(x, mlp), jobs.swiglu(x @ w1.t()) @ w2.t())
+
+
+def test_weights_that_are_made_are_not_kept() -> None:
+    """Of one that is stored in another form: one at a time, in forward and in backward."""
+    made = MadeWeight(torch.ones(2, 2))
+    parts = [torch.ones(1, 2, requires_grad=True)]
+    fc1, fc2 = (linear(make_weight_NK=made, parts=parts) for _ in range(2))
+    out = adapted_mlp(torch.ones(4, 2), AdaptedMlp(fc1=fc1, fc2=fc2, activation=torch.relu))
+    assert (made.calls, made.most, made.living) == (2, 1, 0)
+    out.sum().backward()
+    assert (made.calls, made.most, made.living) == (4, 1, 0)

@@ -57,7 +57,6 @@ class CcLora:
         summary="overlap the collectives of adapters and of their linears with matmuls",
         claims=(Claim.LINEAR_COMM,),
         requires=(ADAPTERS,),
-        conflicts={"qlora": "its linears would keep the dequantised weight until the backward"},
         after=(ADAPTERS,),
         idle=Condition.one_rank("tensor_model_parallel_size", why="linears need no collectives"),
         forward_links={"linear": LinkPlace.OWN},

@@ -58,7 +58,6 @@ class FusedMlp:
         ),
         conflicts={
             "recompute-activation": "it already recomputes the activation in backward",
-            "qlora": "it would keep the dequantised weights until the backward",
             **{name: _COLLECTIVES.format(name) for name in ("coc", "mc2", "recompute-comm-opt")},
         },
         forward_links={"mlp": LinkPlace.OWN},

@@ -50,12 +50,14 @@ class _Fused:
         gathers = first.collectives is LinearCollectives.COLUMN_SEQUENCE
         ranks = first.linear.tp_group.size() if gathers else 1
         tokens = hidden_states[..., 0].numel() * ranks
-        fc1, fc2 = (_linear(tokens, *both, hidden_states) for both in self._linears)
+        dtype = first.implementation.compute_dtype or hidden_states.dtype
+        fc1, fc2 = (_linear(tokens, *both, dtype) for both in self._linears)
         mlp = self._mlp
         how = AdaptedMlp(
             fc1=fc1, fc2=fc2, bias_N=mlp.linear_fc1.bias, activation=mlp.activation_func
         )
-        return adapted_mlp(hidden_states, how), mlp.linear_fc2.bias
+        out_SBH = adapted_mlp(hidden_states.to(dtype), how).to(hidden_states.dtype)
+        return out_SBH, mlp.linear_fc2.bias
 
 
 def _with_adapter(linear: nn.Module) -> tuple[LinearForward, LinearWithAdapter]:
@@ -71,17 +73,19 @@ def _with_adapter(linear: nn.Module) -> tuple[LinearForward, LinearWithAdapter]:
 
 
 def _linear(
-    tokens: int, forward: LinearForward, adapted: LinearWithAdapter, x: Tensor
+    tokens: int, forward: LinearForward, adapted: LinearWithAdapter, dtype: torch.dtype
 ) -> MlpLinear:
-    linear, adapter = forward.linear, adapted.adapter
+    """Return a linear and its adapter, computed in a dtype."""
+    linear, adapter, how = forward.linear, adapted.adapter, forward.implementation
+    weight = None if how.weight is not None else linear.weight
     await_parameters(linear)  # neither the linear nor its adapter is called
     return MlpLinear(
-        weight_NK=linear.weight,
-        a_RK=adapter.lora_A,
+        make_weight_NK=partial(how.values_of, weight, dtype),
+        a_RK=adapter.lora_A.to(dtype),
         parts=tuple(adapter.lora_B.values()),
-        make_b_RN=partial(_outer_matrix, adapter, x.dtype),
+        make_b_RN=partial(_outer_matrix, adapter, dtype),
         schedule=adapted.schedule(
-            tokens, linear.weight, forward.collectives, linear.tp_group, forward.implementation
+            tokens, linear.weight.shape[1], forward.collectives, linear.tp_group, how
         ),
         dropped=adapter.dropped,
         dropout=adapter.dropout if adapter.training else 0.0,

@@ -51,13 +51,12 @@ def test_without_lora_it_is_refused_with_what_to_do() -> None:
     ("other", "why"),
     [
         ("recompute-activation", "it already recomputes the activation in backward"),
-        ("qlora", "it would keep the dequantised weights until the backward"),
         ("coc", "it computes the linears of MLPs itself, without the collectives of coc"),
         ("mc2", "it computes the linears of MLPs itself, without the collectives of mc2"),
         ("recompute-comm-opt", "without the collectives of recompute-comm-opt; leave out"),
     ],
 )
-@pytest.mark.needs_plugins("recompute-activation", "qlora", "coc", "mc2", "recompute-comm-opt")
+@pytest.mark.needs_plugins("recompute-activation", "coc", "mc2", "recompute-comm-opt")
 def test_beside_what_excludes_it_it_is_refused(other: str, why: str) -> None:
     with pytest.raises(AscendRunError) as refusal:
         planned_with(f"lora,fused-mlp,{other}")

@@ -21,7 +21,6 @@ BOTH = ("lora", "qlora")
         (BOTH, {"plugins.lora.dora": True}, "qlora: plugins.lora.dora=true takes norms"),
         (BOTH, {"plugins.qlora.blocksize": 48}, "plugins.qlora.blocksize"),
         (BOTH, {"plugins.qlora.compute_dtype": "float8"}, "plugins.qlora.compute_dtype"),
-        ((*BOTH, "cc-lora"), {}, "the dequantised weight until the backward"),
     ],
     ids=[
         "no adapter",
@@ -29,7 +28,6 @@ BOTH = ("lora", "qlora")
         "norms",
         "blocks",
         "dtype",
-        "collectives",
     ],
 )
 def test_a_run_that_cannot_be_is_refused(

@@ -14,6 +14,7 @@ from ascend_run.testing.pool import GlooPool
 from ascend_run.types.layout import axis_settings, world_size
 from tests.plugins.fine_tuning.adapter_plans import RECOMPUTED
 from tests.support.latent_models import MODEL as LATENT
+from tests.support.loaded_model import largest_difference
 from tests.support.needed_plugins import names_of
 
 from .qlora_jobs import Steps, computed, initial_shards, packed_by_peer, train
@@ -52,6 +53,7 @@ VIRTUAL = {
     "parallel.virtual_pipeline_model_parallel_size": 2,
     "train.global_batch_size": 4,
 }
+MERGED = {"train.precision": "bf16", "plugins.cc-lora.merge": True}
 CASES: dict[str, tuple[str, dict[str, int], tuple[str, ...], dict[str, Any]]] = {
     "one": ("dense", {}, (), {}),
     "bf16": ("dense", {}, (), {"train.precision": "bf16"}),
@@ -67,6 +69,15 @@ CASES: dict[str, tuple[str, dict[str, int], tuple[str, ...], dict[str, Any]]] = 
     "tp=2 sp recompute": ("dense", {"tp": 2}, (), RECOMPUTED),
     "tp=2 mc2": ("dense", {"tp": 2}, ("mc2",), {}),
     "tp=2 coc": ("dense", {"tp": 2}, ("coc",), {}),
+    "tp=2 cc-lora": ("dense", {"tp": 2}, ("cc-lora",), {}),
+    "tp=2 cc-lora merged bf16": ("dense", {"tp": 2}, ("cc-lora",), MERGED),
+    "fused-mlp bf16": ("dense", {}, ("fused-mlp",), {"train.precision": "bf16"}),
+    "tp=2 fused-mlp cc-lora recompute": (
+        "dense",
+        {"tp": 2},
+        ("fused-mlp", "cc-lora"),
+        RECOMPUTED,
+    ),
     "pp=2": ("dense", {"pp": 2}, (), {}),
     "pp=2 in chunks": ("dense", {"pp": 2}, (), VIRTUAL),
     "cp=2 tp=2 ulysses": ("dense", {"cp": 2, "tp": 2}, ("ulysses",), {}),
@@ -157,3 +168,19 @@ def test_a_compute_dtype_is_that_of_bitsandbytes_linear(gloo_pool: GlooPool) -> 
     without = {**config, "plugins.qlora.compute_dtype": None}
     (results,) = gloo_pool.run(computed, 1, without, ("lora", "qlora"), weight)
     assert not torch.equal(results[0], results[0].bfloat16().float())
+
+
+@pytest.mark.needs_plugins("cc-lora", "fused-mlp")
+def test_fused_linears_compute_in_the_compute_dtype_too(gloo_pool: GlooPool) -> None:
+    """As near to the linears apart as bfloat16 is, and another result than in the run's float32."""
+    wide = config_of("dense", {"tp": 2}, {})
+    narrow = {**wide, "plugins.qlora.compute_dtype": "bfloat16"}
+    fused = ("lora", "qlora", "cc-lora", "fused-mlp")
+    apart, ours, plain = (
+        gloo_pool.run(train, 2, config, names, 3, timeout=100)[0]
+        for config, names in ((narrow, fused[:2]), (narrow, fused), (wide, fused))
+    )
+    assert ours.losses == pytest.approx(apart.losses, rel=1e-3)
+    assert ours.losses != plain.losses
+    for name, gradient in apart.gradients[-1].items():
+        assert largest_difference(ours.gradients[-1][name], gradient) < 0.05, name
