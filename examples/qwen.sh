@@ -8,6 +8,5 @@ python examples/qwen_data.py data/qwen
 
 ascend-run --config examples/qwen.toml
 ascend-run convert --to-hf runs/qwen data/qwen/tuned
-cp data/qwen/base/tokenizer.json data/qwen/base/tokenizer_config.json data/qwen/tuned/
 
 python examples/qwen_ask.py data/qwen/tuned

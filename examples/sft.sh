@@ -19,4 +19,4 @@ cp data/sft/tokenizer.json data/sft/tokenizer_config.json data/sft/base/
 
 ascend-run --config examples/sft.toml
 
-python -m ascend_run.plugins.fine_tuning.lora.merging data/sft/base runs/sft/adapter data/sft/merged
+ascend-run convert --to hf runs/sft data/sft/merged

@@ -152,9 +152,10 @@ def _compared(
 
 def _write(target: Path, request: Conversion, model: ModelSource, progress: Progress) -> None:
     if request.target_format == "hf":
-        from .exporting import export_hf
+        from .exporting import export_hf, files_beside
 
-        export_hf(target, model.family, model.config, model.parameters(progress))
+        state, files = model.parameters(progress), files_beside(model.hf_folder)
+        export_hf(target, model.family, model.config, state, files=files)
     elif request.target_format == "ascend-run":
         from .formats.run_checkpoints import write_checkpoint
 

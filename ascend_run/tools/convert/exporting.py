@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator
+import shutil
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Final
 
@@ -29,6 +30,18 @@ from .write_queue import write_queue
 
 MAX_SHARD_BYTES: Final = 5 * 10**9
 """Maximum file size, the default of transformers."""
+_BESIDE: Final = (
+    "added_tokens.json",
+    "chat_template.*",
+    "generation_config.json",
+    "merges.txt",
+    "special_tokens_map.json",
+    "tokenizer*.json",
+    "tokenizer.model",
+    "vocab.*",
+)
+"""Files of a Hugging Face folder that do not depend on its weights: the tokenizer's, and how to
+generate."""
 
 
 def export_hf(
@@ -37,14 +50,16 @@ def export_hf(
     config: RunConfig,
     state: Iterable[tuple[str, Tensor]],
     *,
+    files: Sequence[Path] = (),
     max_shard_bytes: int = MAX_SHARD_BYTES,
 ) -> None:
     """Write config.json and safetensors for transformers, with one parameter in memory at a time.
 
-    They are written to a temporary folder, which is then renamed. Tokenizer files are not written.
+    They are written to a temporary folder, which is then renamed.
 
     Args:
         folder: Must not exist, or be empty.
+        files: Copied to the folder; see ``files_beside``.
         state: (name in Megatron's GPTModel, full tensor), each parameter once, in any order;
             vocabulary padding is dropped.
 
@@ -59,6 +74,17 @@ def export_hf(
         config_json["dtype"] = str(dtype).removeprefix("torch.")
         text = json.dumps(config_json, indent=2, sort_keys=True) + "\n"
         (beside / "config.json").write_text(text, "utf-8")
+        for file in files:
+            shutil.copyfile(file, beside / file.name)
+
+
+def files_beside(folder: Path | None) -> list[Path]:
+    """Return the files of a tokenizer and of generation in a Hugging Face folder, if there is
+    one."""
+    if folder is None:
+        return []
+    found = {file for pattern in _BESIDE for file in folder.glob(pattern) if file.is_file()}
+    return sorted(found)
 
 
 def _score_keys(family: ModelFamily, config: RunConfig) -> dict[str, object]:

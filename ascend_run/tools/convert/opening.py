@@ -10,12 +10,8 @@ from typing import Any
 
 import attrs
 
-from ascend_run.core.hugging_face.parameter_rows import num_stored_depths
-from ascend_run.core.hugging_face.stored_tensors import StoredTensors
 from ascend_run.core.run_files import CONFIG_NAME
 from ascend_run.plugin_api.errors import CheckpointError, ConfigError
-from ascend_run.prepare.config.reading import read_raw
-from ascend_run.tools.convert.formats.hugging_face_model import HfModel
 from ascend_run.tools.convert.formats.latent_attention import with_megatron_modules
 from ascend_run.tools.convert.formats.megatron_switches import require_stated
 from ascend_run.tools.convert.formats.model_source import ModelSource
@@ -26,29 +22,17 @@ from ascend_run.tools.convert.formats.mp_rank_files import (
     open_mp_rank,
 )
 from ascend_run.tools.convert.formats.mp_rank_reading import stored_model
-from ascend_run.tools.convert.formats.run_checkpoints import CheckpointSource, open_checkpoint
 from ascend_run.tools.convert.formats.safe_pickle import Inert, load_file
 from ascend_run.tools.convert.formats.torch_dist import COMMON, TorchDistModel
 from ascend_run.tools.convert.formats.torch_dist_index import INDEX
 
 from .adapters.peft import with_peft_adapter
-from .adapters.run_adapters import (
-    has_adapters,
-    lacks_base,
-    require_same_base,
-    with_run_adapters,
-    without_adapters,
-)
-from .adapters.saved_modules import with_saved_parameters
-from .empty_slots import count_layers
 from .model_config import (
     ModelConfig,
     config_of_args,
     config_of_file,
-    config_of_hf,
-    config_of_run,
-    without_empty_slots,
 )
+from .opening_runs import open_hf, open_run, with_own_adapters
 
 
 class Format(StrEnum):
@@ -137,96 +121,15 @@ def open_model(
 
 def _open(path: Path, format_: Format, options: SourceOptions, stack: ExitStack) -> ModelSource:
     if format_ is Format.HF:
-        return _open_hf(path, options, stack)
+        if options.step is not None or options.config is not None:
+            raise ConfigError(f"--step and --config do not go with a Hugging Face folder ({path})")
+        return open_hf(path, options.family, stack)
     if format_ is Format.ASCEND_RUN:
-        return _open_run(path, options, stack)
+        run = open_run(path, options)
+        return with_own_adapters(run, options.base, stack)
     if format_ is Format.TORCH_DIST:
         return _open_torch_dist(path, options)
     return _open_mp_rank(path, options)
-
-
-def _open_hf(path: Path, options: SourceOptions, stack: ExitStack) -> ModelSource:
-    if options.step is not None or options.config is not None:
-        raise ConfigError(f"--step and --config do not go with a Hugging Face folder ({path})")
-    model = config_of_hf(path, options.family)
-    stored = stack.enter_context(StoredTensors(path))
-    if depths := num_stored_depths(stored.names, model.family, model.config):
-        model = config_of_hf(path, options.family, {"model.mtp_num_layers": depths})
-    opened = HfModel(stored, model.family, model.config)
-    return ModelSource(
-        family=model.family,
-        config=model.config,
-        config_toml=model.toml,
-        stated=model.stated,
-        step=0,
-        folder=path,
-        headers=opened.headers,
-        read=opened.read,
-    )
-
-
-@attrs.frozen
-class OpenedRun:
-    """A checkpoint of a run, with the parameters as they are stored."""
-
-    source: ModelSource
-    config: Path
-    """The run's config."""
-    values: Mapping[str, Any]
-    """The JSON values of the run's entries."""
-
-
-def open_run(path: Path, options: SourceOptions) -> OpenedRun:
-    """Open a checkpoint of a run, without a base and with nothing merged.
-
-    Raises:
-        AscendRunError: It cannot be read, or its config is unknown.
-    """
-    found = CheckpointSource.find(path, options.step, options.config)
-    model = config_of_run(found.config, options.family)
-    opened = open_checkpoint(found, options.weights)
-    if count_layers(opened.headers) < model.config.model.num_layers:
-        model = without_empty_slots(model, found.config, options.family)
-    source = ModelSource(
-        family=model.family,
-        config=model.config,
-        config_toml=model.toml,
-        stated=model.stated,
-        step=opened.step,
-        folder=found.folder,
-        headers=opened.headers,
-        read=opened.read,
-    )
-    return OpenedRun(source, found.config, opened.values)
-
-
-def _open_run(path: Path, options: SourceOptions, stack: ExitStack) -> ModelSource:
-    run = open_run(path, options)
-    if not has_adapters(run.source.headers):
-        return run.source
-    own = without_adapters(run.source)
-    base = own
-    if lacks_base(run.source.headers):
-        base = _open_base(run, options, stack)
-        require_same_base(run.values, run.source, base)
-        base = with_saved_parameters(base, own, own.headers)
-    return with_run_adapters(base, run.source, run.values)
-
-
-def _open_base(run: OpenedRun, options: SourceOptions, stack: ExitStack) -> ModelSource:
-    """Open the weights to which the adapters of a checkpoint belong."""
-    source = run.source
-    named = read_raw(run.config).values.get("model.hf_path")
-    folder = options.base or (None if named is None else Path(str(named.value)))
-    if folder is None:
-        raise ConfigError(
-            f"{source.folder} has adapters alone, and {run.config} names no model.hf_path; name "
-            "the Hugging Face folder of their base with --base"
-        )
-    base = _open_hf(folder, SourceOptions(family=source.family_name), stack)
-    return attrs.evolve(
-        base, config=source.config, config_toml=source.config_toml, stated=source.stated
-    )
 
 
 def _open_mp_rank(path: Path, options: SourceOptions) -> ModelSource:

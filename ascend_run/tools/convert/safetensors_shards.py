@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import BinaryIO, Final
 
@@ -24,6 +24,7 @@ _DTYPE_NAMES: Final = {
     torch.float16: "F16",
     torch.bfloat16: "BF16",
 }
+_METADATA: Final[Mapping[str, str]] = {"format": "pt"}
 _ENTRY_BYTES: Final = 160
 """Upper bound of a header entry's size without its name: dtype, shape and two offsets."""
 
@@ -36,6 +37,7 @@ class SafetensorsShards:
         names: All names that may be added; they bound the size of the header.
         max_shard_bytes: Maximum size of a file; a larger tensor gets a file of its own.
         single: Name of the file if there is one.
+        metadata: Of each file.
     """
 
     def __init__(
@@ -44,13 +46,19 @@ class SafetensorsShards:
         names: Iterable[str],
         max_shard_bytes: float,
         single: str = SINGLE_FILE,
+        metadata: Mapping[str, str] = _METADATA,
     ) -> None:
         self.folder = folder
         self.max_shard_bytes = max_shard_bytes
         self.single = single
+        self.metadata = dict(metadata)
         self.weight_map: dict[str, int] = {}
         """Tensor name -> index of its file."""
-        room = 64 + sum(len(json.dumps(name)) + _ENTRY_BYTES for name in names)
+        room = (
+            64
+            + len(json.dumps(self.metadata))
+            + sum(len(json.dumps(name)) + _ENTRY_BYTES for name in names)
+        )
         self._header_bytes = -(-room // 8) * 8
         self._file: BinaryIO | None = None
         self._header: dict[str, object] = {}
@@ -102,7 +110,7 @@ class SafetensorsShards:
     def _finish_file(self) -> None:
         if self._file is None:
             return
-        header = json.dumps({"__metadata__": {"format": "pt"}, **self._header}).encode()
+        header = json.dumps({"__metadata__": self.metadata, **self._header}).encode()
         assert len(header) <= self._header_bytes, "the header exceeds the reserved space"
         self._file.seek(0)
         self._file.write(self._header_bytes.to_bytes(8, "little"))

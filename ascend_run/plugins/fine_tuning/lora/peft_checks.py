@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Final
 
+from ascend_run.ops.linear.peft_base import other_base
 from ascend_run.ops.linear.peft_settings import (
     alpha_of,
     expert_parameters,
@@ -51,6 +52,9 @@ def config_problems(
             )
     yield from _tensor_problems(found, config, parts)
     yield from _module_problems(found, config, options)
+    base = config.model.hf_path
+    if base is not None and (other := other_base(found.metadata, found.config, base)):
+        yield f"{found.named}={found.folder}: {other}"
 
 
 def _size_problems(

@@ -36,6 +36,8 @@ class StoredAdapter:
     config: Mapping[str, Any]
     shapes: Mapping[str, tuple[int, ...]]
     """Tensor name -> shape."""
+    metadata: Mapping[str, str]
+    """Of the file of tensors."""
     named: str = LOAD  #: The option or argument that names the folder.
 
 
@@ -67,11 +69,14 @@ def read_adapter(folder: str | Path, named: str = LOAD) -> StoredAdapter:
             header = json.loads(stream.read(length))
         shapes = {name: tuple(entry["shape"]) for name, entry in header.items()
                   if name != "__metadata__"}  # fmt: skip
+        metadata = header.get("__metadata__", {})
         if not isinstance(config, dict):
             raise ValueError(f"{CONFIG_FILE} holds no JSON object")
+        if not isinstance(metadata, dict):
+            raise ValueError(f"{TENSOR_FILE} has no table of metadata")
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise CheckpointError(f"{named}: {root} cannot be read: {error}") from None
-    return StoredAdapter(folder=root, config=config, shapes=shapes, named=named)
+    return StoredAdapter(folder=root, config=config, shapes=shapes, metadata=metadata, named=named)
 
 
 def neutral_problems(found: StoredAdapter) -> Iterator[str]:

@@ -14,6 +14,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import load, save, save_file
 from torch import Tensor, nn
 
+from ascend_run.ops.linear.peft_base import metadata_of
 from ascend_run.plugin_api import CheckpointError, RunConfig, RunContext, StorageError
 
 from .peft_config import CONFIG_FILE, PREFIX, TENSOR_FILE, export_folder, peft_config
@@ -84,7 +85,8 @@ def export_adapters(context: RunContext, role: str, options: LoraOptions) -> Non
         tensors = _of_all_stages(tensors, groups.pp, context.device.torch_device)
     if groups.pp.rank() == 0:
         parts = adapted(options.target_modules, config)
-        _write(export_folder(config), tensors, peft_config(config, options, parts))
+        metadata = metadata_of(config.model.hf_path)
+        _write(export_folder(config), tensors, metadata, peft_config(config, options, parts))
 
 
 def _of_all_stages(
@@ -106,12 +108,17 @@ def _of_all_stages(
     return {name: tensor for stage in stages for name, tensor in stage.items()}
 
 
-def _write(folder: Path, tensors: dict[str, Tensor], config: dict[str, object]) -> None:
+def _write(
+    folder: Path,
+    tensors: dict[str, Tensor],
+    metadata: dict[str, str],
+    config: dict[str, object],
+) -> None:
     """Write each file beside its target and rename it when complete."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
         beside = folder / f".{TENSOR_FILE}.new"
-        save_file(tensors, beside, metadata={"format": "pt"})
+        save_file(tensors, beside, metadata=metadata)
         os.replace(beside, folder / TENSOR_FILE)
         beside = folder / f".{CONFIG_FILE}.new"
         beside.write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")

@@ -14,12 +14,14 @@ import torch
 from safetensors import safe_open
 
 from ascend_run.core.hugging_face.parameter_rows import parameter_sources
+from ascend_run.ops.linear.peft_base import metadata_of
 from ascend_run.ops.linear.peft_writing import Adapted, written_settings
 from ascend_run.plugin_api.errors import CheckpointError
 from ascend_run.prepare.config.reading import read_raw
 from ascend_run.tools.convert.formats.model_source import ModelSource, Progress
 from ascend_run.tools.convert.new_folder import new_folder
-from ascend_run.tools.convert.opening import SourceOptions, open_run
+from ascend_run.tools.convert.opening import SourceOptions
+from ascend_run.tools.convert.opening_runs import open_run
 from ascend_run.tools.convert.safetensors_shards import SafetensorsShards
 from ascend_run.tools.convert.write_queue import write_queue
 
@@ -38,6 +40,8 @@ class RunAdapters:
     """The matrices, by PEFT's names."""
     settings: Mapping[str, object]
     """Content of ``adapter_config.json``."""
+    metadata: Mapping[str, str]
+    """Of the file of matrices."""
 
 
 def open_run_adapters(path: Path, options: SourceOptions) -> RunAdapters:
@@ -75,6 +79,7 @@ def open_run_adapters(path: Path, options: SourceOptions) -> RunAdapters:
     return RunAdapters(
         model=attrs.evolve(run.source, headers=headers, read=lambda name: readers[name]()),
         settings=_settings(run.source, modules, experts, record, more),
+        metadata=metadata_of(None if base is None else str(base)),
     )
 
 
@@ -86,7 +91,8 @@ def write_peft(target: Path, adapters: RunAdapters, progress: Progress) -> None:
         StorageError: The target is not empty or cannot be written.
     """
     with new_folder(target, 0o755) as beside:
-        shards = SafetensorsShards(beside, adapters.model.headers, math.inf, TENSORS)
+        names, metadata = adapters.model.headers, adapters.metadata
+        shards = SafetensorsShards(beside, names, math.inf, TENSORS, metadata)
         try:
             with write_queue() as writes:
                 for name, tensor in adapters.model.parameters(progress):

@@ -25,6 +25,7 @@ from ascend_run.core.hugging_face.parameter_rows import (
     stored_shapes,
 )
 from ascend_run.ops.linear.low_rank import low_rank_update, scale_of
+from ascend_run.ops.linear.peft_base import other_base
 from ascend_run.ops.linear.peft_settings import (
     MAGNITUDE,
     alpha_of,
@@ -62,6 +63,10 @@ def with_peft_adapter(source: ModelSource, folder: Path, stack: ExitStack) -> Mo
     if problems := [*pattern_problems(adapter.config)]:
         raise CheckpointError(headline, problems)
     problems = [*adapter.problems()]
+    if source.folder == source.hf_folder and (
+        other := other_base(adapter.metadata, adapter.config, source.folder)
+    ):
+        problems.append(other)
     updates, found = updates_of_peft(
         source, adapter.config, adapter.shapes, adapter.matrix, problems
     )
@@ -94,6 +99,7 @@ class _Adapter:
     tensors: Any
     """An open safetensors file."""
     shapes: Mapping[str, tuple[int, ...]]
+    metadata: Mapping[str, str]
 
     @property
     def modules(self) -> frozenset[str]:
@@ -168,10 +174,11 @@ def _opened(folder: Path, stack: ExitStack) -> _Adapter:
     try:
         tensors = stack.enter_context(safe_open(folder / TENSORS, framework="pt"))
         names = [*tensors.keys()]
+        metadata = tensors.metadata() or {}
         shapes = {name: tuple(tensors.get_slice(name).get_shape()) for name in names}
     except (SafetensorError, OSError) as problem:
         raise CheckpointError(f"{folder / TENSORS} cannot be read: {problem}") from None
-    return _Adapter(config, folder / TENSORS, tensors, shapes)
+    return _Adapter(config, folder / TENSORS, tensors, shapes, metadata)
 
 
 def _update(adapter: _Adapter, runs: list[RowRun], shape: tuple[int, ...]) -> Update:

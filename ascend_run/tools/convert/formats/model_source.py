@@ -41,6 +41,8 @@ class ModelSource:
     """Fields of ``[model]`` that the files state; the others have a default."""
     args: Mapping[str, Any] = attrs.field(factory=dict)
     """Megatron's command line, of its formats."""
+    hf_folder: Path | None = None
+    """The Hugging Face folder that it is, or that the run began with, which has its tokenizer."""
     num_merged: int = 0
     """Parameters that are merged with an adapter when they are read."""
 

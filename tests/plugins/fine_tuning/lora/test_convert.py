@@ -31,6 +31,7 @@ def test_a_run_on_two_ranks_becomes_its_merged_model(
 ) -> None:
     """Against PEFT's merge of the adapter that the run exports; queries, values, gate and proj."""
     base = write_llama(tmp_path / "base", 61)
+    Path(base, "tokenizer.json").write_text("{}")
     values = {
         "run.output_dir": str(tmp_path / "run"),
         "model.family": "llama",
@@ -65,6 +66,7 @@ def test_a_run_on_two_ranks_becomes_its_merged_model(
     settings = written_as_exported(tmp_path / "run", tmp_path / "written")
     assert settings["rank_pattern"] == {"down_proj": 6, "v_proj": 2}
     assert settings["alpha_pattern"] == {"q_proj": 3, "v_proj": 5}
+    assert (target / "tokenizer.json").exists() == (contents == "adapters")
     if contents == "full":
         return
     other = write_llama(tmp_path / "other", 61, seed=2)
@@ -78,3 +80,9 @@ def test_a_run_on_two_ranks_becomes_its_merged_model(
     assert f"no Hugging Face folder at {base}" in capsys.readouterr().err
     assert convert("--base", tmp_path / "moved", *words) == 0
     assert load_file(tmp_path / "new/model.safetensors").keys() == want.keys()
+    capsys.readouterr()
+    for adapter in ("run/adapter", "written"):
+        assert convert("--to", "hf", "--adapter", tmp_path / adapter, other, tmp_path / "o") == 2
+        assert "trained beside other weights" in capsys.readouterr().err
+    assert convert("--to", "peft", "--base", other, tmp_path / "run", tmp_path / "for other") == 0
+    assert convert("--to", "hf", "--adapter", tmp_path / "for other", other, tmp_path / "o") == 0

@@ -17,7 +17,7 @@ from tests.core.train.runs import whole_run
 from tests.support.loaded_model import largest_difference
 from tests.support.preference_files import write_models_and_pairs
 
-from .merged_models import convert, merge
+from .merged_models import convert
 from .peft_models import logits_of
 
 TOLERANCE = 1e-5
@@ -63,8 +63,8 @@ def trained_and_merged(pool: GlooPool, models: Path, folder: Path, base: str, ca
     }
     pool.run(whole_run, 1, run, ("lora",), timeout=100)
     assert convert("--to", "hf", folder / "run", folder / "of the run") == 0
-    code, output = merge(str(models / base), str(folder / "run/adapter"), folder / "of the adapter")
-    assert code == 0, output
+    words = ("--adapter", folder / "run/adapter", models / base, folder / "of the adapter")
+    assert convert("--to", "hf", *words) == 0
 
 
 @pytest.mark.needs_plugins("dpo")

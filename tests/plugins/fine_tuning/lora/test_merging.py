@@ -1,106 +1,121 @@
-"""Merging an adapter into a model's files, against PEFT's merge."""
+"""``convert --adapter`` on Hugging Face folders: what it refuses, and the files that go along."""
 
 from __future__ import annotations
 
 import json
-import warnings
 from pathlib import Path
-from typing import Any
 
 import pytest
-import torch
-from safetensors.torch import load_file
-from transformers import LlamaForCausalLM
+from safetensors import safe_open
+from safetensors.torch import load_file, save_file
 
+from ascend_run.ops.linear.peft_base import metadata_of
 from tests.support.tiny_llama import write_llama
 
-from .merged_models import merge
+from .merged_models import convert
 from .peft_models import peft_model, write_mixtral, write_peft
 
-
-@pytest.mark.parametrize(
-    "options",
-    [{}, {"use_rslora": True, "rank_pattern": {"k_proj": 2}, "alpha_pattern": {"up_proj": 9}}],
-    ids=["one scale", "scales by module"],
+BESIDE = (
+    "tokenizer.json",
+    "tokenizer_config.json",
+    "chat_template.jinja",
+    "generation_config.json",
 )
-def test_the_merged_model_is_pefts(tmp_path: Path, options: dict[str, Any]) -> None:
-    base = write_llama(tmp_path / "base", 61)
-    model = peft_model(base, **options)
-    adapter = write_peft(model, tmp_path / "adapter")
-    code, output = merge(base, adapter, tmp_path / "merged")
-    assert code == 0, output
-    assert "14 weights changed" in output
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        expected = model.merge_and_unload().state_dict()
-    ours = LlamaForCausalLM.from_pretrained(tmp_path / "merged").state_dict()
-    before = load_file(tmp_path / "base/model.safetensors")
-    assert ours.keys() == expected.keys()
-    changed = [name for name, tensor in ours.items() if not torch.equal(tensor, before[name])]
-    assert len(changed) == 14
-    for name, tensor in ours.items():
-        torch.testing.assert_close(tensor, expected[name], rtol=1e-6, atol=1e-7)
 
 
-def test_an_unmergeable_adapter_is_reported(tmp_path: Path) -> None:
+def merged(base: str | Path, adapter: str | Path, target: Path) -> int:
+    return convert("--to", "hf", "--adapter", adapter, base, target)
+
+
+def test_an_unmergeable_adapter_is_reported(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     base = write_llama(tmp_path / "base", 61)
     adapter = write_peft(peft_model(base), tmp_path / "adapter")
     small = write_llama(tmp_path / "small", 61, num_hidden_layers=1)
-    code, output = merge(small, adapter, tmp_path / "merged")
-    assert code == 2
-    assert "model.layers.1.mlp.down_proj.weight is not in the model" in output
     narrow = write_llama(tmp_path / "narrow", 61, intermediate_size=40)
-    code, output = merge(narrow, adapter, tmp_path / "merged")
-    assert code == 2
-    assert "the adapter is for a weight of" in output
+    for of, target, message in (
+        (small, "merged", "model.layers.1.mlp.down_proj.weight is not in the model"),
+        (narrow, "merged", "model.layers.0.mlp.down_proj.lora_A is [4, 48], expected [4, 40]"),
+        (base, "adapter", "is not empty"),
+        (base, "base/merged", "is inside"),
+    ):
+        assert merged(of, adapter, tmp_path / target) == 2
+        assert message in capsys.readouterr().err.replace("\n", " ")
     assert not (tmp_path / "merged").exists()
-    code, output = merge(base, adapter, tmp_path / "adapter")
-    assert code == 2
-    assert "is not empty" in output
-    code, output = merge(base, adapter, tmp_path / "base/merged")
-    assert code == 2
-    assert "is inside BASE" in output
-    code, output = merge(base, str(tmp_path / "none"), tmp_path / "merged")
-    assert code == 2
-    assert "there is no folder" in output
 
 
 @pytest.mark.parametrize(
     ("rank", "expected"),
     [
-        (8, "but the adapter's config has rank 8"),
+        (8, "lora_A is [4, 32], expected [8, 32]"),
         (0, "r is 0, expected a rank of at least 1"),
         (4.0, "r is 4.0, expected a rank"),
         (True, "r is True, expected a rank"),
     ],
 )
-def test_a_config_of_another_rank_is_refused(tmp_path: Path, rank: float, expected: str) -> None:
+def test_a_config_of_another_rank_is_refused(
+    tmp_path: Path, rank: float, expected: str, capsys: pytest.CaptureFixture[str]
+) -> None:
     """The matrices have rank 4: a wrong one would change the scale."""
     base = write_llama(tmp_path / "base", 61)
     adapter = write_peft(peft_model(base), tmp_path / "adapter")
     file = Path(adapter, "adapter_config.json")
     file.write_text(json.dumps({**json.loads(file.read_text()), "r": rank}))
-    code, output = merge(base, adapter, tmp_path / "merged")
-    assert (code, expected in output) == (2, True), output
+    assert merged(base, adapter, tmp_path / "merged") == 2
+    assert expected in capsys.readouterr().err
     assert not (tmp_path / "merged").exists()
 
 
 @pytest.mark.parametrize("count", [2, 6])
-def test_experts_of_another_count_are_refused(tmp_path: Path, count: int) -> None:
+def test_experts_of_another_count_are_refused(
+    tmp_path: Path, count: int, capsys: pytest.CaptureFixture[str]
+) -> None:
     base = write_mixtral(tmp_path / "base")
     names = ("mlp.experts.gate_up_proj", "mlp.experts.down_proj")
     model = peft_model(base, targets=(), target_parameters=names)
     adapter = write_peft(model, tmp_path / "adapter")
     other = write_mixtral(tmp_path / "other", num_local_experts=count)
-    code, output = merge(other, adapter, tmp_path / "merged")
-    assert code == 2, output
-    assert "so for 4 experts" in output
-    assert f"the model has {count} with" in output
+    assert merged(other, adapter, tmp_path / "merged") == 2
+    assert f"lora_A and lora_B are [16, 48] and [32, 16], expected [{4 * count}, 48]" in (
+        capsys.readouterr().err
+    )
     assert not (tmp_path / "merged").exists()
-    assert merge(base, adapter, tmp_path / "merged")[0] == 0
+    assert merged(base, adapter, tmp_path / "merged") == 0
 
 
-def test_a_folder_that_is_not_there_is_named_as_the_argument(tmp_path: Path) -> None:
-    code, output = merge(write_llama(tmp_path / "base"), str(tmp_path / "none"), tmp_path / "out")
-    assert code == 2
-    assert f"ADAPTER: there is no folder {tmp_path / 'none'}" in output.replace("\n", "")
+def test_another_base_of_the_same_shapes_is_refused(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Where the adapter's file tells which weights it was trained beside; PEFT's own does not."""
+    base, other = (write_llama(tmp_path / f"{seed}", 61, seed=seed) for seed in (1, 2))
+    adapter = write_peft(peft_model(base), tmp_path / "adapter")
+    assert merged(other, adapter, tmp_path / "of any") == 0
+    file = Path(adapter, "adapter_model.safetensors")
+    save_file(load_file(file), file, metadata=metadata_of(base))
+    assert merged(other, adapter, tmp_path / "of another") == 2
+    message = " ".join(capsys.readouterr().err.split())
+    assert f"trained beside other weights ({base}) than those in {other}" in message
+    assert not (tmp_path / "of another").exists()
+    assert merged(base, adapter, tmp_path / "merged") == 0
+
+
+def test_a_base_that_is_not_there_is_not_named(tmp_path: Path) -> None:
+    assert metadata_of(None) == metadata_of(tmp_path / "none") == {"format": "pt"}
+
+
+def test_tokenizer_and_settings_of_generation_go_along(tmp_path: Path) -> None:
+    base = write_llama(tmp_path / "base", 61)
+    for name in (*BESIDE, "README.md"):
+        Path(base, name).write_text(f"{{}} {name}")
+    adapter = write_peft(peft_model(base), tmp_path / "adapter")
+    assert merged(base, adapter, tmp_path / "merged") == 0
+    assert {path.name for path in (tmp_path / "merged").iterdir()} == {
+        *BESIDE,
+        "config.json",
+        "model.safetensors",
+    }
+    for name in BESIDE:
+        assert (tmp_path / "merged" / name).read_text() == f"{{}} {name}"
+    with safe_open(tmp_path / "merged/model.safetensors", framework="pt") as stored:
+        assert stored.metadata() == {"format": "pt"}

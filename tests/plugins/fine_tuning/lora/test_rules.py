@@ -5,12 +5,14 @@ from __future__ import annotations
 import json
 import re
 import struct
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from ascend_run.core.hooks import Hooks
+from ascend_run.ops.linear.peft_base import metadata_of
 from ascend_run.plugin_api import CheckpointError, Layout, RunConfig
 from ascend_run.plugins.fine_tuning.lora import Lora, LoraOptions
 from ascend_run.plugins.fine_tuning.lora.base import BaseRecord
@@ -44,7 +46,11 @@ def problems(options: dict[str, Any], output_dir: str = "runs/x", **model: Any) 
 
 
 def write_header(
-    folder: Path, modules: tuple[str, ...] = MODULES, num_layers: int = 1, **config: Any
+    folder: Path,
+    modules: tuple[str, ...] = MODULES,
+    num_layers: int = 1,
+    metadata: Mapping[str, str] | None = None,
+    **config: Any,
 ) -> str:
     """Write an adapter's config and the header of its tensors, which is all that a check reads."""
     folder.mkdir(parents=True, exist_ok=True)
@@ -54,7 +60,9 @@ def write_header(
         for module in modules
         for part in "AB"
     ]
-    header = json.dumps({name: {"shape": [8, 8]} for name in names}).encode()
+    header = json.dumps(
+        {**{name: {"shape": [8, 8]} for name in names}, "__metadata__": metadata or {}}
+    ).encode()
     (folder / "adapter_model.safetensors").write_bytes(struct.pack("<Q", len(header)) + header)
     stored = {"peft_type": "LORA", "r": 8, "lora_alpha": 16, **config}
     (folder / "adapter_config.json").write_text(json.dumps(stored))
@@ -385,3 +393,20 @@ def test_an_adapter_that_its_own_run_would_overwrite_is_refused(tmp_path: Path) 
         assert f"would overwrite plugins.lora.load ({load}/adapter_model.safetensors)" in found
         assert problems({"load": load, "export": False}, output_dir=str(output_dir)) == []
     assert problems({"load": load}, output_dir=str(tmp_path / "other")) == []
+
+
+def test_an_adapter_of_other_weights_is_refused(tmp_path: Path) -> None:
+    """Of the same shapes; where its file names none, as PEFT's, it is taken."""
+    bases = [tmp_path / name for name in ("right", "other")]
+    for base in bases:
+        base.mkdir()
+        (base / "config.json").write_text("{}")
+        (base / "model.safetensors").write_text(base.name)
+    named = write_header(tmp_path / "named", metadata=metadata_of(bases[0]))
+    unnamed = write_header(tmp_path / "unnamed")
+    for folder, base, count in ((named, 0, 0), (named, 1, 1), (unnamed, 1, 0)):
+        found = problems({"load": folder}, hf_path=str(bases[base]))
+        assert len(found) == count, found
+        for problem in found:
+            assert f"lora: plugins.lora.load={named}: the adapter was trained beside" in problem
+            assert f"than those in {bases[1]}; name their folder" in problem

@@ -1,0 +1,139 @@
+"""Open Hugging Face folders, and checkpoints of runs with the adapters in them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from contextlib import ExitStack
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import attrs
+
+from ascend_run.core.hugging_face.parameter_rows import num_stored_depths
+from ascend_run.core.hugging_face.stored_tensors import StoredTensors
+from ascend_run.plugin_api.errors import ConfigError
+from ascend_run.prepare.config.reading import read_raw
+from ascend_run.tools.convert.formats.hugging_face_model import HfModel
+from ascend_run.tools.convert.formats.model_source import ModelSource
+from ascend_run.tools.convert.formats.run_checkpoints import CheckpointSource, open_checkpoint
+
+from .adapters.run_adapters import (
+    has_adapters,
+    lacks_base,
+    require_same_base,
+    with_run_adapters,
+    without_adapters,
+)
+from .adapters.saved_modules import with_saved_parameters
+from .empty_slots import count_layers
+from .model_config import config_of_hf, config_of_run, without_empty_slots
+
+if TYPE_CHECKING:
+    from .opening import SourceOptions
+
+
+def open_hf(path: Path, family: str | None, stack: ExitStack) -> ModelSource:
+    """Open a Hugging Face folder.
+
+    Args:
+        family: Name of its plugin; None: the one that its config.json names.
+        stack: Closes the files.
+
+    Raises:
+        AscendRunError: It cannot be read, or its config is unknown.
+    """
+    model = config_of_hf(path, family)
+    stored = stack.enter_context(StoredTensors(path))
+    if depths := num_stored_depths(stored.names, model.family, model.config):
+        model = config_of_hf(path, family, {"model.mtp_num_layers": depths})
+    opened = HfModel(stored, model.family, model.config)
+    return ModelSource(
+        family=model.family,
+        config=model.config,
+        config_toml=model.toml,
+        stated=model.stated,
+        step=0,
+        folder=path,
+        hf_folder=path,
+        headers=opened.headers,
+        read=opened.read,
+    )
+
+
+@attrs.frozen
+class OpenedRun:
+    """A checkpoint of a run, with the parameters as they are stored."""
+
+    source: ModelSource
+    config: Path
+    """The run's config."""
+    values: Mapping[str, Any]
+    """The JSON values of the run's entries."""
+
+
+def open_run(path: Path, options: SourceOptions) -> OpenedRun:
+    """Open a checkpoint of a run, without a base and with nothing merged.
+
+    Raises:
+        AscendRunError: It cannot be read, or its config is unknown.
+    """
+    found = CheckpointSource.find(path, options.step, options.config)
+    model = config_of_run(found.config, options.family)
+    opened = open_checkpoint(found, options.weights)
+    if count_layers(opened.headers) < model.config.model.num_layers:
+        model = without_empty_slots(model, found.config, options.family)
+    began_with = _hf_path(found.config)
+    source = ModelSource(
+        family=model.family,
+        config=model.config,
+        config_toml=model.toml,
+        stated=model.stated,
+        step=opened.step,
+        folder=found.folder,
+        hf_folder=began_with if began_with is not None and began_with.is_dir() else None,
+        headers=opened.headers,
+        read=opened.read,
+    )
+    return OpenedRun(source, found.config, opened.values)
+
+
+def with_own_adapters(run: OpenedRun, base: Path | None, stack: ExitStack) -> ModelSource:
+    """Return the model of a checkpoint, with its adapters merged if it has any.
+
+    Args:
+        base: Hugging Face folder of the weights of adapters alone; None: the run's.
+        stack: Closes its files.
+
+    Raises:
+        AscendRunError: The base cannot be read, or is another than that of the adapters.
+    """
+    if not has_adapters(run.source.headers):
+        return run.source
+    own = without_adapters(run.source)
+    frozen = own
+    if lacks_base(run.source.headers):
+        frozen = _base(run, base, stack)
+        require_same_base(run.values, run.source, frozen)
+        frozen = with_saved_parameters(frozen, own, own.headers)
+    return with_run_adapters(frozen, run.source, run.values)
+
+
+def _base(run: OpenedRun, folder: Path | None, stack: ExitStack) -> ModelSource:
+    """Open the weights to which the adapters of a checkpoint belong."""
+    source = run.source
+    folder = folder or _hf_path(run.config)
+    if folder is None:
+        raise ConfigError(
+            f"{source.folder} has adapters alone, and {run.config} names no model.hf_path; name "
+            "the Hugging Face folder of their base with --base"
+        )
+    base = open_hf(folder, source.family_name, stack)
+    return attrs.evolve(
+        base, config=source.config, config_toml=source.config_toml, stated=source.stated
+    )
+
+
+def _hf_path(config: Path) -> Path | None:
+    """Return the Hugging Face folder whose weights a run began with."""
+    named = read_raw(config).values.get("model.hf_path")
+    return None if named is None else Path(str(named.value))
