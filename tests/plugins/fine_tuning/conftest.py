@@ -1,12 +1,19 @@
-"""Fixtures of the suites of adapters."""
+"""Fixtures of the suites of adapters; Megatron, imported before a test module asks for it."""
 
 from __future__ import annotations
+
+import warnings
 
 import pytest
 
 from ascend_run.testing.pool import GlooPool
 
 from .adapter_trials import Trials
+
+# Megatron and what it imports warn of what they deprecate or miss, once, when first imported.
+with warnings.catch_warnings():
+    warnings.simplefilter("ignore")
+    import megatron.core.models.gpt  # noqa: F401
 
 
 @pytest.fixture(scope="module")
