@@ -30,6 +30,14 @@ def merged_by_peft(base: str, adapter: str | Path) -> dict[str, Tensor]:
     return state
 
 
+def merged_by_peft_exactly(base: str | Path, adapter: str | Path) -> Any:
+    """Return the model that PEFT merges in float64."""
+    model = read_peft(base, adapter).double()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        return model.merge_and_unload()
+
+
 def check_merged(folder: Path, base: str, want: Mapping[str, Tensor], changed: int) -> None:
     got, before = stored(folder), stored(Path(base))
     assert got.keys() == want.keys()

@@ -4,16 +4,27 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
+import torch
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
+from transformers import AutoModelForCausalLM
 
 from ascend_run.ops.linear.peft_base import metadata_of
+from tests.support.loaded_model import largest_difference
 from tests.support.tiny_llama import write_llama
 
-from .merged_models import convert
-from .peft_models import peft_model, write_mixtral, write_peft
+from .merged_models import convert, merged_by_peft_exactly
+from .peft_models import (
+    LATENT,
+    peft_model,
+    random_batch,
+    write_latent,
+    write_mixtral,
+    write_peft,
+)
 
 BESIDE = (
     "tokenizer.json",
@@ -21,6 +32,9 @@ BESIDE = (
     "chat_template.jinja",
     "generation_config.json",
 )
+
+
+EXPERTS = ("mlp.experts.gate_up_proj", "mlp.experts.down_proj")
 
 
 def merged(base: str | Path, adapter: str | Path, target: Path) -> int:
@@ -72,8 +86,7 @@ def test_experts_of_another_count_are_refused(
     tmp_path: Path, count: int, capsys: pytest.CaptureFixture[str]
 ) -> None:
     base = write_mixtral(tmp_path / "base")
-    names = ("mlp.experts.gate_up_proj", "mlp.experts.down_proj")
-    model = peft_model(base, targets=(), target_parameters=names)
+    model = peft_model(base, targets=(), target_parameters=EXPERTS)
     adapter = write_peft(model, tmp_path / "adapter")
     other = write_mixtral(tmp_path / "other", num_local_experts=count)
     assert merged(other, adapter, tmp_path / "merged") == 2
@@ -119,3 +132,34 @@ def test_tokenizer_and_settings_of_generation_go_along(tmp_path: Path) -> None:
         assert (tmp_path / "merged" / name).read_text() == f"{{}} {name}"
     with safe_open(tmp_path / "merged/model.safetensors", framework="pt") as stored:
         assert stored.metadata() == {"format": "pt"}
+
+
+@pytest.mark.parametrize("kind", ["experts", "latent attention"])
+def test_bf16_weights_of_other_layers_are_merged_with_one_rounding(
+    tmp_path: Path, kind: str
+) -> None:
+    """Against PEFT's merge in float64: half a unit in the last place is 2**-8 of a number."""
+    options: dict[str, Any] = {"targets": LATENT}
+    if kind == "experts":
+        base, options = write_mixtral(tmp_path / "fp32"), {"target_parameters": EXPERTS}
+    else:
+        base = write_latent(tmp_path / "fp32", "deepseek_v2")
+    narrow = tmp_path / "bf16"
+    AutoModelForCausalLM.from_pretrained(base, dtype=torch.bfloat16).save_pretrained(narrow)
+    adapter = write_peft(peft_model(narrow, **options), tmp_path / "adapter")
+    assert merged(narrow, adapter, tmp_path / "merged") == 0
+    exact = merged_by_peft_exactly(narrow, adapter)
+    stored = AutoModelForCausalLM.from_pretrained(tmp_path / "merged", dtype="auto")
+    before = AutoModelForCausalLM.from_pretrained(narrow, dtype="auto").state_dict()
+    wanted = exact.state_dict()
+    changed = 0
+    for key, weight in stored.state_dict().items():
+        assert weight.dtype is before[key].dtype
+        error = (weight.double() - wanted[key].double()).abs()
+        assert (error <= wanted[key].abs() * 2**-8 * (1 + 1e-4)).all(), key
+        changed += not torch.equal(weight, before[key])
+    assert changed == {"experts": 2 * (4 + 2), "latent attention": 2 * len(LATENT)}[kind]
+    tokens, _ = random_batch()
+    with torch.no_grad():
+        ours, theirs = (one.float()(input_ids=tokens).logits for one in (stored, exact.bfloat16()))
+    assert largest_difference(ours, theirs) < 2**-7
