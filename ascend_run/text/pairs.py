@@ -35,6 +35,8 @@ class PairLimit:
 
     max_positions: int
     """Positions of both documents together, ``data.seq_length``."""
+    max_of_each: int | None = None
+    """Positions of one of them; None: no fewer."""
     shift: int = 1
     """A document of n tokens takes n less this many: 1 if the last one is only a label."""
     too_long: str
@@ -46,13 +48,14 @@ class PairLimit:
         """Return a pair that fits; None if it is left out."""
         chosen, rejected = pair
         positions = [len(document.ids) - self.shift for document in pair]
-        if sum(positions) <= self.max_positions:
+        of_each = self.max_positions if self.max_of_each is None else self.max_of_each
+        if sum(positions) <= self.max_positions and max(positions) <= of_each:
             return pair
         if self.too_long == "drop":
             omissions.add(TOO_LONG, source)
             return None
         # A document that takes less than half leaves the rest to the other one.
-        most = max(self.max_positions // 2, self.max_positions - min(positions))
+        most = min(of_each, max(self.max_positions // 2, self.max_positions - min(positions)))
         chosen, rejected = chosen.up_to(most + self.shift), rejected.up_to(most + self.shift)
         if not (has_labels(chosen) and has_labels(rejected)):
             omissions.add(NOTHING_TO_TRAIN, source)

@@ -76,8 +76,8 @@ class PairOptions(SampleOptions):
     too_long: str = attrs.field(
         default="drop", validator=attrs.validators.in_(("drop", "truncate"))
     )
-    """Whether to drop a pair of more than ``data.seq_length`` tokens, or to cut the ends of its
-    answers."""
+    """Whether to drop a pair of more than ``data.seq_length`` tokens, or one with an answer of more
+    than ``model.max_position_embeddings``, or to cut the ends of its answers."""
     equal_answers: str = attrs.field(
         default="refuse", validator=attrs.validators.in_(("refuse", "drop"))
     )

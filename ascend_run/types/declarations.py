@@ -31,7 +31,7 @@ class Claim(enum.StrEnum):
     SCHEDULE = "schedule"  #: First: ``dualpipev``.
     CHECKPOINT_STORE = "checkpoint-store"  #: First: ``async-save``.
     DATASET = "dataset"  #: The source of the samples.
-    DOCUMENTS = "documents"  #: Where the documents of a row end.
+    DOCUMENTS = "documents"  #: Where documents end in rows; with ``dataset``, how long they may be.
     TASK = "task"  #: What is trained.
     MODEL_FAMILY = "model-family"  #: Keys and tensors of a model.
     PLATFORM = "platform"  #: The device.

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from importlib.metadata import entry_points
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import attrs
 import torch
@@ -18,6 +19,9 @@ from ascend_run.prepare.config.loading import build_config, read_raw
 from ascend_run.prepare.hugging_face.config_keys import config_from_hf
 from ascend_run.testing.runtime import RankOutcome, Shard
 from tests.support.small_runs import Values, outcome_of, standing_rank
+
+if TYPE_CHECKING:
+    from ascend_run.testing.dry_run import DryRun
 
 
 @attrs.frozen
@@ -125,7 +129,7 @@ def _gradients(
     values: Values, plugins: Sequence[str], tokens: Tensor, labels: Tensor
 ) -> RankOutcome:
     from ascend_run.core.hugging_face.models import load_model
-    from ascend_run.testing.dry_run import DryRun, gradient_of
+    from ascend_run.testing.dry_run import DryRun
 
     ones, places = torch.ones(tokens.shape[1]), torch.arange(tokens.shape[1])
     samples = [
@@ -138,16 +142,22 @@ def _gradients(
         family = hooks.require("ascend_model_family")
         load_model(values["model.hf_path"], family, context.config, dry_run.bundle)
         loss = dry_run.gradients(forward_backward, dry_run.batches(samples)).loss
-        held = [
-            Shard(
-                name=shard.name,
-                tensor=None if shard.tensor is None else shard.tensor.clone(),
-                offset=shard.offset,
-                global_shape=shard.global_shape,
-            )
-            for shard in dry_run.shards(gradient_of)
-        ]
-        return RankOutcome(losses=(loss,), grad_norms=(), shards=tuple(held))
+        return RankOutcome(losses=(loss,), grad_norms=(), shards=gradient_shards(dry_run))
+
+
+def gradient_shards(dry_run: DryRun) -> tuple[Shard, ...]:
+    """Return a copy of each parameter's gradient on this rank."""
+    from ascend_run.testing.dry_run import gradient_of
+
+    return tuple(
+        Shard(
+            name=shard.name,
+            tensor=None if shard.tensor is None else shard.tensor.clone(),
+            offset=shard.offset,
+            global_shape=shard.global_shape,
+        )
+        for shard in dry_run.shards(gradient_of)
+    )
 
 
 def loaded_weights(values: Values) -> RankOutcome:

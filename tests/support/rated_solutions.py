@@ -72,6 +72,12 @@ def tokenized(folder: Path, file: Path) -> list[Solution]:
     return found
 
 
+def columns(folder: Path) -> list[int]:
+    """Return the tokens of the ratings."""
+    encode = AutoTokenizer.from_pretrained(folder).encode
+    return [encode(text, add_special_tokens=False)[-1] for text in RATINGS]
+
+
 @attrs.frozen(kw_only=True)
 class PlainRatings:
     """Losses, gradient norms and accuracies of AdamW steps."""
@@ -82,9 +88,8 @@ class PlainRatings:
 
     @classmethod
     def of(cls, folder: Path, tokenizer: Path) -> PlainRatings:
-        encode = AutoTokenizer.from_pretrained(tokenizer).encode
-        columns = [encode(text, add_special_tokens=False)[-1] for text in RATINGS]
-        return cls(model=LlamaForCausalLM.from_pretrained(folder).eval(), columns=columns)
+        model = LlamaForCausalLM.from_pretrained(folder).eval()
+        return cls(model=model, columns=columns(tokenizer))
 
     def steps(self, batches: Sequence[Sequence[Solution]]) -> Iterator[dict[str, float]]:
         optimizer = adamw([*self.model.parameters()])

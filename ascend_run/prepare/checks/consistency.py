@@ -40,7 +40,7 @@ def consistency_problems(config: RunConfig, claimed: Collection[Claim] = ()) -> 
         *_recompute(config),
         *_gradients(config),
         *_schedule(config),
-        *_data(config),
+        *_data(config, claimed),
     ]
 
 
@@ -237,10 +237,11 @@ def _schedule(config: RunConfig) -> Iterator[str]:
         )
 
 
-def _data(config: RunConfig) -> Iterator[str]:
+def _data(config: RunConfig, claimed: Collection[Claim]) -> Iterator[str]:
     data, longest = config.data, config.model.max_position_embeddings
     stretches = config.model.rope_scaling_type == "dynamic"  # by sequence length
-    if longest is not None and data.seq_length > longest and not stretches:
+    is_checked = {Claim.DATASET, Claim.DOCUMENTS} <= {*claimed}  # by the task: each document
+    if longest is not None and data.seq_length > longest and not (stretches or is_checked):
         yield (
             f"data.seq_length={data.seq_length} is more than "
             f"model.max_position_embeddings={longest}; use at most {longest}"

@@ -24,6 +24,7 @@ from ascend_run.plugin_api import (
     Support,
     hookimpl,
 )
+from ascend_run.plugins.tasks.shared.lengths import longest_document
 from ascend_run.plugins.tasks.shared.pairs import (
     PairTaskPlugin,
     pair_panels,
@@ -195,7 +196,7 @@ def _mode_problems(config: RunConfig, options: DpoConfig) -> Iterator[str]:
             "not in the reference; use none"
         )
     length = model.log_n_scaling_length
-    if length and not model.log_n_scaling_in_training and config.data.seq_length > length:
+    if length and not model.log_n_scaling_in_training and longest_document(config) > length:
         yield (
             f"dpo: model.log_n_scaling_length={length} scales the reference alone, which does not "
             f"train; use data.seq_length={length} or less"

@@ -20,6 +20,7 @@ from ascend_run.plugin_api import (
     Support,
     hookimpl,
 )
+from ascend_run.plugins.tasks.shared.lengths import length_problems
 from ascend_run.plugins.tasks.shared.samples import data_problems, label_problems
 from ascend_run.text.sample_options import SampleOptions
 
@@ -46,7 +47,8 @@ class PrmConfig(SampleOptions):
     too_long: str = attrs.field(
         default="drop", validator=attrs.validators.in_(("drop", "truncate"))
     )
-    """Whether to drop a solution of more than ``data.seq_length`` tokens, or its last steps."""
+    """Whether to drop a solution of more tokens than ``data.seq_length`` or
+    ``model.max_position_embeddings``, or its last steps."""
     packing: bool = True
     """Pack as many solutions as fit into each sample, without attention between them."""
 
@@ -94,6 +96,7 @@ class Prm:
         sources = self.config.sources("prm", ProcessReward)
         problems = [
             *label_problems("prm", config),
+            *length_problems("prm", config, packs=self.config.packing),
             *data_problems("prm", config, "rated solutions"),
             *sources.problems(config),
         ]

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from ascend_run.ops.rating_loss import rating_loss
 from ascend_run.plugin_api import Batch, BatchField, Datasets, LossSum, RoleSpec, RunContext
 from ascend_run.plugins.tasks.shared.fields import DOCUMENT_FIELDS
+from ascend_run.plugins.tasks.shared.lengths import longest_document
 from ascend_run.plugins.tasks.shared.losses import num_trained
 from ascend_run.plugins.tasks.shared.samples import packed_datasets
 from ascend_run.text.fields import RewardTokens
@@ -40,7 +41,7 @@ class PrmTask:
         """
         options = self.options
         limit = StepLimit(
-            max_tokens=context.config.data.seq_length,
+            max_tokens=longest_document(context.config),
             too_long=options.too_long,
             placeholder=options.placeholder_token,
             rewards=options.reward_tokens,

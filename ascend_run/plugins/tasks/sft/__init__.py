@@ -21,6 +21,7 @@ from ascend_run.plugin_api import (
     Support,
     hookimpl,
 )
+from ascend_run.plugins.tasks.shared.lengths import length_problems
 from ascend_run.plugins.tasks.shared.samples import data_problems, label_problems
 from ascend_run.text.sample_options import SampleOptions
 
@@ -40,8 +41,9 @@ class SftConfig(SampleOptions):
     too_long: str = attrs.field(
         default="drop", validator=attrs.validators.in_(("drop", "truncate", "turns"))
     )
-    """Whether to drop or truncate a conversation of more than ``data.seq_length`` tokens;
-    ``truncate`` removes its end, ``turns`` the turns that do not fit."""
+    """Whether to drop or truncate a conversation of more tokens than ``data.seq_length`` or
+    ``model.max_position_embeddings``; ``truncate`` removes its end, ``turns`` the turns that do not
+    fit."""
     padding: str = attrs.field(
         default="auto", validator=attrs.validators.in_(("auto", "longest", "seq_length"))
     )
@@ -121,6 +123,7 @@ class Sft:
 
         return [
             *label_problems("sft", config),
+            *length_problems("sft", config, packs=self.config.packing),
             *data_problems("sft", config, "conversations"),
             *_option_problems(config, self.config),
             *self.config.sources("sft", Conversation).problems(config),

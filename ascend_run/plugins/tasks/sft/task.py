@@ -16,6 +16,7 @@ from ascend_run.plugin_api import (
     RunContext,
 )
 from ascend_run.plugins.tasks.shared.fields import TOKEN_FIELDS
+from ascend_run.plugins.tasks.shared.lengths import longest_document
 from ascend_run.plugins.tasks.shared.losses import next_token_loss, num_trained
 from ascend_run.plugins.tasks.shared.samples import packed_datasets
 from ascend_run.text.conversations import conversation_encoding
@@ -41,7 +42,7 @@ class SftTask:
             DataError: A file, a row, the tokenizer or the template cannot be used.
         """
         options = self.options
-        encoding = conversation_encoding(context.config.data.seq_length, options.too_long)
+        encoding = conversation_encoding(longest_document(context.config), options.too_long)
         return packed_datasets(
             "sft", options, context, train_samples, valid_samples, encoding, self.batch_fields
         )

@@ -15,6 +15,7 @@ from ascend_run.plugin_api import (
 )
 
 from .fields import DOCUMENT_FIELDS
+from .lengths import length_problems, longest_document
 from .samples import data_problems, label_problems, packed_datasets
 
 if TYPE_CHECKING:
@@ -55,13 +56,9 @@ def pair_problems(
             f"{task}: model.mtp_num_layers={depths} predicts further tokens, for which pairs have "
             "no loss; set it to 0"
         )
-    if (scaling := config.model.rope_scaling_type) in ("dynamic", "longrope"):
-        problems.append(
-            f"{task}: model.rope_scaling_type={scaling} depends on the length of a row, and a row "
-            "holds several answers; use another one"
-        )
     return [
         *problems,
+        *length_problems(task, config, packs=True),
         *data_problems(task, config, "pairs"),
         *options.sources(task, Preference).problems(config),
     ]
@@ -138,6 +135,7 @@ def pair_datasets(
 
     limit = PairLimit(
         max_positions=context.config.data.seq_length,
+        max_of_each=longest_document(context.config),
         shift=shift,
         too_long=options.too_long,
         equal_answers=options.equal_answers,

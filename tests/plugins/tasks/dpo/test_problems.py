@@ -116,8 +116,9 @@ CASES: dict[str, tuple[dict[str, Any], str]] = {
             "model__rope_scaling_type": "dynamic",
             "model__rope_scaling_factor": 2.0,
             "model__max_position_embeddings": 128,
+            "data__seq_length": 160,
         },
-        "dpo: model.rope_scaling_type=dynamic depends on the length of a row",
+        "dpo: model.rope_scaling_type=dynamic turns every token of a row of more than 128 tokens",
     ),
     "further tokens": (
         {"model__mtp_num_layers": 1},
@@ -131,6 +132,11 @@ def test_each_problem_is_named(tmp_path: Path, case: str) -> None:
     changes, wanted = CASES[case]
     found = problems_of(tmp_path, **changes)
     assert any(one.startswith(wanted) for one in found), found
+
+
+def test_a_scaling_that_no_document_reaches_is_no_problem(tmp_path: Path) -> None:
+    changes, _ = CASES["scaling of the reference alone"]
+    assert problems_of(tmp_path, model__max_position_embeddings=64, **changes) == []
 
 
 @pytest.fixture
