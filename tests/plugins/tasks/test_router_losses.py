@@ -14,6 +14,7 @@ from ascend_run.tools.verify.verifier import Verifier
 from tests.support.chats import write_lines
 from tests.support.needed_plugins import names_of
 from tests.support.preference_files import WORDS, write_models_and_pairs
+from tests.support.rated_solutions import OPTIONS, solutions
 from tests.support.router_losses import (
     COEFFICIENT,
     ROUTER,
@@ -32,20 +33,26 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
         for n in range(24)
     ]
     write_lines(folder / "chats.jsonl", chats)
+    write_lines(folder / "rated.jsonl", solutions(24))
     return folder
 
 
+FILES = {"sft": "chats.jsonl", "prm": "rated.jsonl"}
+"""Those of the other tasks are pairs."""
+
+
 def values(models: Path, task: str) -> dict[str, Any]:
-    file = "chats.jsonl" if task == "sft" else "train.jsonl"
     return {
+        **(OPTIONS if task == "prm" else {}),
         "model.vocab_size": 400,
-        "data.train": [str(models / file)],
+        "data.train": [str(models / FILES.get(task, "train.jsonl"))],
         "data.tokenizer": str(models / "tokenizer"),
         "data.seq_length": 96,
     }
 
 
-@pytest.mark.parametrize("task", ["sft", "dpo", "simpo"])
+@pytest.mark.exhaustive(by=lambda task: {task} & {"sft", "dpo", "simpo"})
+@pytest.mark.parametrize("task", ["sft", "dpo", "simpo", "orm", "prm"])
 def test_the_losses_are_means_over_routed_tokens(models: Path, task: str) -> None:
     experts = {**MOE, **values(models, task), "task": task, "model.num_layers": 1}
     for key, formula in (("moe_aux_loss_coeff", aux_loss), ("moe_z_loss_coeff", z_loss)):
