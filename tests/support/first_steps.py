@@ -7,12 +7,14 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Final
 
+import pytest
 import torch
 from torch import Tensor
 
 from ascend_run.core.train.totals import LossTotals
 
 from .family_tasks import task_values
+from .loaded_model import largest_difference
 from .small_runs import Values, standing_rank
 
 VOCABULARY: Final = 401
@@ -56,6 +58,7 @@ def steps_of(values: Values, enable: Sequence[str] = ()) -> Iterator[Steps]:
     with standing_rank(values, enable) as (hooks, context):
         dry_run = DryRun(hooks, context)
         forward_backward = dry_run.for_gradients(torch.float64)
+        dry_run.load_weights()
         samples = dry_run.task_samples(context.config.train.global_batch_size)
         assert samples is not None
 
@@ -68,6 +71,16 @@ def steps_of(values: Values, enable: Sequence[str] = ()) -> Iterator[Steps]:
             return totals, {x.name: x.tensor.clone() for x in shards if x.tensor is not None}
 
         yield step
+
+
+def assert_near_step(found: Step, wanted: Step, tolerance: float = 1e-12) -> None:
+    """Compare relative to the largest element of each gradient."""
+    assert found[0].metrics == pytest.approx(wanted[0].metrics, rel=tolerance, abs=tolerance)
+    assert found[0].loss == pytest.approx(wanted[0].loss, rel=tolerance)
+    assert found[0].count == wanted[0].count
+    assert found[1].keys() == wanted[1].keys()
+    for name, gradient in wanted[1].items():
+        assert largest_difference(found[1][name], gradient) < tolerance, name
 
 
 def assert_same_step(found: Step, wanted: Step) -> None:

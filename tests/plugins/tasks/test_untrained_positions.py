@@ -1,5 +1,5 @@
 """A step does not depend on what stands where nothing is trained: labels, padding, and tokens
-behind the last trained one of a document. Loss, metrics and every gradient are equal in every bit."""
+behind the last trained one of a document. Loss, metrics and gradients are equal in every bit."""
 
 from __future__ import annotations
 
