@@ -58,6 +58,7 @@ def said(
     return found.group()
 
 
+@pytest.mark.exhaustive(by=lambda task: {task} & {"dpo"})
 @pytest.mark.parametrize("task", ["dpo", "simpo", "orm"])
 def test_pairs_that_are_no_pairs(
     capsys: pytest.CaptureFixture[str], folder: Path, tmp_path: Path, task: str

@@ -134,10 +134,9 @@ class Models:
 SHOWN: Final = {
     ("mixtral: two of four", "dpo"),
     ("deepseek_v2: yarn", "orm"),
-    ("gpt2: tied", "prm"),
     ("gemma2: low caps", "simpo"),
 }
-"""In every suite: experts, latent attention, learned positions, windows and caps."""
+"""In every suite: experts, latent attention, windows and caps of tied embeddings."""
 
 
 @pytest.mark.exhaustive(by=lambda case, task: {(case, task)} & SHOWN)

@@ -34,6 +34,7 @@ def problems(*given: Any, **changes: Any) -> list[str]:
     return []
 
 
+@pytest.mark.exhaustive(by=lambda task: {task} & {"dpo"})
 @pytest.mark.parametrize("task", TASKS)
 def test_a_longer_row_computes_what_a_model_of_more_positions_does(folder: Path, task: str) -> None:
     found = []
@@ -54,6 +55,7 @@ def longest_documents(given: dict[str, Any]) -> tuple[int, int]:
         return len(numbers), int(max(ends)) + 1
 
 
+@pytest.mark.exhaustive(by=lambda task: {task} & {"prm", "orm"})
 @pytest.mark.parametrize("task", TASKS)
 def test_only_longer_documents_are_left_out(folder: Path, task: str) -> None:
     group = 1 if task in ("sft", "prm") else 2
@@ -78,6 +80,7 @@ LONGROPE = {
 ORIGINAL = "rope_scaling_original_max_position_embeddings"
 
 
+@pytest.mark.exhaustive(by=lambda task: {task} & {"sft", "simpo"})
 @pytest.mark.parametrize("task", TASKS)
 def test_learned_positions_are_those_of_a_row(folder: Path, task: str) -> None:
     (problem,) = problems(task, folder, **LEARNED)
@@ -97,6 +100,7 @@ def test_a_row_of_one_document_is_limited(folder: Path, task: str) -> None:
     )
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("task", ["sft", "prm", "dpo"])
 @pytest.mark.parametrize(
     ("scaling", "limit"),

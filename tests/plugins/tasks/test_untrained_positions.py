@@ -59,7 +59,7 @@ def changed(seed: int) -> Change:
     return change
 
 
-@pytest.mark.exhaustive(by=lambda task, packing: [task])
+@pytest.mark.exhaustive(by=lambda task, packing: {task} & {"prm"})
 @pytest.mark.parametrize("packing", [False, True])
 @pytest.mark.parametrize("task", TASKS)
 def test_what_is_not_trained_changes_nothing(folder: Path, task: str, packing: bool) -> None:
@@ -87,7 +87,7 @@ def several_steps(values: Values, enable: Sequence[str], seeds: Sequence[int]) -
         return [step(None), *(step(changed(seed)) for seed in seeds)]
 
 
-@pytest.mark.exhaustive(by=lambda task, layout: [task == "prm"])
+@pytest.mark.exhaustive(by=lambda task, layout: {task} & {"prm"})
 @pytest.mark.parametrize("layout", names_of(LAYOUTS, lambda case: case[1]))
 @pytest.mark.parametrize("task", TASKS)
 def test_nor_where_two_ranks_share_a_sequence(
@@ -100,6 +100,7 @@ def test_nor_where_two_ranks_share_a_sequence(
             assert_same_step(step, wanted)
 
 
+@pytest.mark.exhaustive(by=lambda packing: [])
 @pytest.mark.parametrize("packing", [False, True])
 def test_process_rewards_count_the_rated_placeholders_alone(
     folder: Path, tmp_path: Path, packing: bool

@@ -34,6 +34,7 @@ def values(models: Path, reference: str, **changes: Any) -> dict[str, Any]:
     }
 
 
+@pytest.mark.exhaustive(by=lambda smoothing: [])
 @pytest.mark.parametrize("smoothing", [0.0, 0.3])
 def test_equal_models_cost_log_2(models: Path, smoothing: float) -> None:
     changes = {"plugins.dpo.label_smoothing": smoothing}
@@ -63,6 +64,7 @@ def margins(models: Path) -> list[float]:
     ]
 
 
+@pytest.mark.exhaustive(by=lambda loss: [])
 @pytest.mark.parametrize("loss", ["sigmoid", "hinge"])
 def test_a_step_of_saturated_pairs_changes_nothing(models: Path, tmp_path: Path, loss: str) -> None:
     """Beta is so large that every pair whose answers are in the order of their ratios saturates;
