@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from .source_options import SourceOptions, source_options
 from .target_options import megatron_options
 
 if TYPE_CHECKING:
@@ -29,52 +30,7 @@ _SOURCES = ("hf", "ascend-run", "mp-rank", "torch-dist")
 @click.option(
     "--from-hf", "direction", flag_value="from", help="The same as --from hf --to ascend-run."
 )
-@click.option(
-    "--step",
-    type=click.IntRange(min=0),
-    help="Step or iteration of the checkpoint; default: the newest.",
-)
-@click.option(
-    "--family",
-    metavar="NAME",
-    help="Model family; default: from the run's config or the folder's config.json.",
-)
-@click.option(
-    "--config",
-    "file",
-    type=click.Path(path_type=Path),
-    metavar="FILE",
-    help="Config of the model: a run's config.toml, or a Hugging Face config.json; default: "
-    "beside the checkpoint.",
-)
-@click.option(
-    "--weights",
-    metavar="STATE",
-    help="State of a run's optimizer to take as the weights, such as an average, ema; "
-    "default: the weights.",
-)
-@click.option(
-    "--read-moe-tp-extend-ep",
-    is_flag=True,
-    help="SOURCE has whole experts on tensor-parallel ranks; default: as its args say.",
-)
-@click.option(
-    "--first-copy",
-    is_flag=True,
-    help="Where copies of a replicated tensor differ, take the first rank's; default: an error.",
-)
-@click.option(
-    "--adapter",
-    type=click.Path(path_type=Path),
-    metavar="FOLDER",
-    help="Adapter in PEFT's format to merge into the weights.",
-)
-@click.option(
-    "--base",
-    type=click.Path(path_type=Path),
-    metavar="FOLDER",
-    help="Hugging Face folder of the weights of a run's adapters; default: its model.hf_path.",
-)
+@source_options
 @click.option(
     "--verify",
     type=click.Choice(("tensors", "logits")),
@@ -88,18 +44,11 @@ def command(
     target_format: str | None,
     source_format: str | None,
     direction: str | None,
-    step: int | None,
-    family: str | None,
-    file: Path | None,
-    weights: str | None,
-    read_moe_tp_extend_ep: bool,
-    first_copy: bool,
-    adapter: Path | None,
-    base: Path | None,
     verify: str | None,
     as_json: bool,
     source: Path,
     target: Path,
+    source_options: SourceOptions,
     **of_target: Any,
 ) -> int:
     """Convert a checkpoint to another format.
@@ -116,23 +65,13 @@ def command(
     if not target_format.startswith("mp-rank"):
         _require_unset(of_target, target_format)
     if target_format == "peft":
-        _require_plain(adapter, verify)
+        _require_plain(source_options.adapter, verify)
     from ascend_run.tools.convert.conversion import Conversion
-    from ascend_run.tools.convert.opening import SourceOptions
 
     request = Conversion(
         source=source,
         source_format=source_format,
-        options=SourceOptions(
-            step=step,
-            family=family,
-            config=file,
-            weights=weights,
-            tp_extend_ep=read_moe_tp_extend_ep,
-            first_copy=first_copy,
-            adapter=adapter,
-            base=base,
-        ),
+        options=source_options,
         target=target,
         target_format=target_format,
         layout=of_target,

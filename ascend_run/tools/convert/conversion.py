@@ -13,8 +13,9 @@ from ascend_run.plugin_api.errors import CheckpointError, StorageError
 
 from .formats.model_source import ModelSource, Progress
 from .new_folder import partial_folder, publish, refuse_taken, require_outside
-from .opening import Format, SourceOptions, open_model, recognised
+from .opening import Format, open_model, recognised
 from .position_biases import require_no_bias
+from .source_options import SourceOptions
 from .verifying.comparison import Comparison, compare_tensors
 from .verifying.settings import Settings, compare_settings
 

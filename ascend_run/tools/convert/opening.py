@@ -8,8 +8,6 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Any
 
-import attrs
-
 from ascend_run.core.run_files import CONFIG_NAME
 from ascend_run.plugin_api.errors import CheckpointError, ConfigError
 from ascend_run.tools.convert.formats.latent_attention import with_megatron_modules
@@ -33,6 +31,7 @@ from .model_config import (
     config_of_file,
 )
 from .opening_runs import open_hf, open_run, with_own_adapters
+from .source_options import SourceOptions
 
 
 class Format(StrEnum):
@@ -42,28 +41,6 @@ class Format(StrEnum):
     ASCEND_RUN = "ascend-run"
     MP_RANK = "mp-rank"
     TORCH_DIST = "torch-dist"
-
-
-@attrs.frozen(kw_only=True)
-class SourceOptions:
-    """What a user says about the source."""
-
-    step: int | None = None
-    family: str | None = None
-    config: Path | None = None
-    """A run's config.toml, or a Hugging Face config.json."""
-    tp_extend_ep: bool = False
-    """Of files without args: tensor-parallel ranks have experts of their own."""
-    weights: str | None = None
-    """Of a run: the state of its optimizer to take as the weights."""
-    first_copy: bool = False
-    """Where the copies of a replicated tensor differ, take the first rank's."""
-    from_args: bool = False
-    """Of Megatron's formats: take the config from the args, though a config.toml lies beside."""
-    adapter: Path | None = None
-    """A folder in PEFT's format, to merge."""
-    base: Path | None = None
-    """Hugging Face folder of the weights of a run's adapters; None: its ``model.hf_path``."""
 
 
 def recognised(path: Path, step: int | None) -> Format:

@@ -29,7 +29,7 @@ from .empty_slots import count_layers
 from .model_config import config_of_hf, config_of_run, without_empty_slots
 
 if TYPE_CHECKING:
-    from .opening import SourceOptions
+    from .source_options import SourceOptions
 
 
 def open_hf(path: Path, family: str | None, stack: ExitStack) -> ModelSource:

@@ -11,7 +11,8 @@ import torch
 from ascend_run.ops.generation.engine import Engine, Finish, Request
 from ascend_run.plugin_api.errors import ConfigError
 from ascend_run.tools.convert.formats.run_checkpoints import CheckpointSource
-from ascend_run.tools.convert.opening import Format, SourceOptions, recognised
+from ascend_run.tools.convert.opening import Format, recognised
+from ascend_run.tools.convert.source_options import SourceOptions
 
 from .model import GenerationModel, loaded_model
 from .texts import Texts, open_texts

@@ -8,6 +8,8 @@ from pathlib import Path
 
 import click
 
+from ascend_run.tools.convert.source_options import SourceOptions, source_options
+
 
 @click.command("generate")
 @click.argument("model", type=click.Path(path_type=Path))
@@ -32,26 +34,7 @@ import click
     metavar="PATH",
     help="Tokenizer file, or its folder; default: in MODEL, then the data.tokenizer of the run.",
 )
-@click.option(
-    "--step",
-    type=click.IntRange(min=0),
-    help="Step or iteration of the checkpoint; default: the newest.",
-)
-@click.option(
-    "--adapter",
-    type=click.Path(path_type=Path),
-    metavar="FOLDER",
-    help="Adapter in PEFT's format to merge into the weights.",
-)
-@click.option(
-    "--base",
-    type=click.Path(path_type=Path),
-    metavar="FOLDER",
-    help="Hugging Face folder of the weights of a run's adapters; default: its model.hf_path.",
-)
-@click.option(
-    "--family", metavar="NAME", help="Model family; default: from the config of the model."
-)
+@source_options
 @click.option(
     "--dtype",
     type=click.Choice(("fp32", "bf16", "fp64")),
@@ -64,12 +47,9 @@ def command(
     file: Path | None,
     max_new_tokens: int,
     tokenizer: Path | None,
-    step: int | None,
-    adapter: Path | None,
-    base: Path | None,
-    family: str | None,
     dtype: str | None,
     as_json: bool,
+    source_options: SourceOptions,
 ) -> int:
     """Continue prompts with a stored model.
 
@@ -81,15 +61,13 @@ def command(
     format. The most probable token follows each time.
     """
     prompts = _prompts(prompt, file)
-    from ascend_run.tools.convert.opening import SourceOptions
-
     from .answering import Question, answers
 
     started = time.perf_counter()
     found = answers(
         Question(
             model=model,
-            options=SourceOptions(step=step, family=family, adapter=adapter, base=base),
+            options=source_options,
             tokenizer=tokenizer,
             dtype=dtype,
             prompts=prompts,

@@ -18,7 +18,8 @@ from ascend_run.ops.generation.step import Step
 from ascend_run.plugin_api.errors import ConfigError
 from ascend_run.tools.convert.building import built_model, compute_dtype
 from ascend_run.tools.convert.formats.model_source import ModelSource
-from ascend_run.tools.convert.opening import SourceOptions, open_model, recognised
+from ascend_run.tools.convert.opening import open_model, recognised
+from ascend_run.tools.convert.source_options import SourceOptions
 from ascend_run.types.config import RunConfig
 
 from .hooks import GenerationHooks

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 import torch
 
-from ascend_run.tools.convert.opening import SourceOptions
+from ascend_run.tools.convert.source_options import SourceOptions
 from ascend_run.tools.generate.model import loaded_model
 from tests.plugins.models.cases import BY_NAME, FAMILIES
 from tests.plugins.models.published import publish

@@ -10,7 +10,7 @@ from transformers import AutoModelForCausalLM
 
 from ascend_run.ops.generation.step import Chunk, Step
 from ascend_run.testing.hugging_face.widened import computing_in
-from ascend_run.tools.convert.opening import SourceOptions
+from ascend_run.tools.convert.source_options import SourceOptions
 from ascend_run.tools.generate.model import GenerationModel, loaded_model
 from tests.support.tiny_llama import write_llama
 

@@ -20,9 +20,9 @@ from ascend_run.plugin_api.errors import CheckpointError
 from ascend_run.prepare.config.reading import read_raw
 from ascend_run.tools.convert.formats.model_source import ModelSource, Progress
 from ascend_run.tools.convert.new_folder import new_folder
-from ascend_run.tools.convert.opening import SourceOptions
 from ascend_run.tools.convert.opening_runs import open_run
 from ascend_run.tools.convert.safetensors_shards import SafetensorsShards
+from ascend_run.tools.convert.source_options import SourceOptions
 from ascend_run.tools.convert.write_queue import write_queue
 
 from .expert_adapters import PeftExperts, peft_experts

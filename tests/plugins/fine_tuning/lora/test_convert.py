@@ -9,6 +9,7 @@ from safetensors.torch import load_file
 
 from ascend_run.testing.pool import GlooPool
 from tests.core.train.runs import whole_run, write_tokens
+from tests.support.generated import generated, write_words
 from tests.support.tiny_llama import write_llama
 
 from .merged_models import check_merged, convert, merged_by_peft, written_as_exported
@@ -63,6 +64,9 @@ def test_a_run_on_two_ranks_becomes_its_merged_model(
     assert convert("--to", "hf", "--verify", "tensors", tmp_path / "run", target) == 0
     assert "adapters merged into 8 tensors" in capsys.readouterr().out
     check_merged(target, base, want, 10)
+    prompt = ("w3 w1 w4", "--tokenizer", write_words(tmp_path, 61), "--max-new-tokens", 8)
+    answers = [generated(folder, *prompt) for folder in (tmp_path / "run", target, base)]
+    assert answers[0] == answers[1] != answers[2]
     settings = written_as_exported(tmp_path / "run", tmp_path / "written")
     assert settings["rank_pattern"] == {"down_proj": 6, "v_proj": 2}
     assert settings["alpha_pattern"] == {"q_proj": 3, "v_proj": 5}
