@@ -12,6 +12,7 @@ import attrs
 from torch import Tensor
 
 from .key_value_cache import CacheFull, KeyValueCache
+from .sampling import Choice, Sampler, Sampling, choices
 from .step import Chunk, Step
 
 
@@ -23,6 +24,7 @@ class Request:
     max_new_tokens: int = attrs.field(validator=attrs.validators.ge(1))
     end_ids: frozenset[int] = frozenset()
     """Ids after which nothing follows; the id itself is emitted."""
+    sampling: Sampling = attrs.field(factory=Sampling)
 
     @property
     def num_stored(self) -> int:
@@ -44,6 +46,10 @@ class Emitted:
     sequence: int
     token: int
     finish: Finish | None
+    logprob: float | None = None
+    """By the model's own distribution; None: not asked for."""
+    top: tuple[tuple[int, float], ...] = ()
+    """The most probable tokens with theirs, largest first."""
 
 
 @attrs.define(eq=False)
@@ -52,6 +58,7 @@ class _Running:
 
     request: Request
     ids: list[int]
+    sampler: Sampler
     num_new: int = 0
     num_stored: int = 0
 
@@ -107,13 +114,12 @@ class Engine:
         if not (chunks := self._chunks()):
             return []
         logits_RV = self._forward(Step.of(chunks))
-        tokens = iter(logits_RV.argmax(-1).tolist())
-        emitted = []
         for chunk in chunks:
             self._running[chunk.sequence].num_stored += len(chunk.ids)
-            if chunk.num_logits:
-                emitted.append(self._emit(chunk.sequence, next(tokens)))
-        return emitted
+        complete = [chunk.sequence for chunk in chunks if chunk.num_logits]
+        running = [self._running[sequence] for sequence in complete]
+        chosen = choices(logits_RV, [one.sampler for one in running], [one.ids for one in running])
+        return [self._emit(*pair) for pair in zip(complete, chosen, strict=True)]
 
     @property
     def is_idle(self) -> bool:
@@ -128,7 +134,9 @@ class Engine:
                 self._cache.reserve(sequence, request.num_stored)
             except CacheFull:
                 return
-            self._running[sequence] = _Running(request, list(request.prompt))
+            self._running[sequence] = _Running(
+                request, list(request.prompt), Sampler(request.sampling)
+            )
             del self._waiting[sequence]
 
     def _chunks(self) -> list[Chunk]:
@@ -146,8 +154,8 @@ class Engine:
             chunks.append(Chunk(sequence=sequence, start=start, ids=ids, num_logits=last))
         return chunks
 
-    def _emit(self, sequence: int, token: int) -> Emitted:
-        running = self._running[sequence]
+    def _emit(self, sequence: int, choice: Choice) -> Emitted:
+        running, token = self._running[sequence], choice.token
         running.ids.append(token)
         running.num_new += 1
         finish = None
@@ -157,7 +165,7 @@ class Engine:
             finish = Finish.LENGTH
         if finish is not None:
             self._release(sequence)
-        return Emitted(sequence, token, finish)
+        return Emitted(sequence, token, finish, choice.logprob, choice.top)
 
     def _release(self, sequence: int) -> None:
         del self._running[sequence]

@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import hashlib
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import attrs
 import torch
 
-from ascend_run.ops.generation.engine import Engine, Finish, Request
+from ascend_run.ops.generation.engine import Emitted, Finish, Request
+from ascend_run.ops.generation.sampling import Sampling
 from ascend_run.plugin_api.errors import ConfigError
 from ascend_run.tools.convert.formats.run_checkpoints import CheckpointSource
 from ascend_run.tools.convert.opening import Format, recognised
 from ascend_run.tools.convert.source_options import SourceOptions
 
 from .model import GenerationModel, loaded_model
+from .session import Session
 from .texts import Texts, open_texts
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp64": torch.float64}
@@ -31,6 +34,17 @@ class Question:
     dtype: str | None
     prompts: Sequence[str]
     max_new_tokens: int
+    sampling: Sampling = attrs.field(factory=Sampling)
+    stop: tuple[str, ...] = ()
+
+
+@attrs.frozen(kw_only=True)
+class TokenLogprob:
+    """A token with its log-probability, by the model's own distribution."""
+
+    id: int
+    token: str
+    logprob: float
 
 
 @attrs.frozen(kw_only=True)
@@ -39,47 +53,109 @@ class Answer:
 
     prompt: str
     text: str
+    """Without the stop word that ended it."""
     ids: tuple[int, ...]
     """The new ids, with the one that ended the text."""
     finish: Finish
     prompt_tokens: int
+    logprobs: tuple[tuple[TokenLogprob, tuple[TokenLogprob, ...]], ...] | None = None
+    """Of each new token, with the most probable ones; None: not asked for."""
 
     @property
     def new_tokens(self) -> int:
         return len(self.ids)
 
 
-def answers(question: Question) -> list[Answer]:
+@attrs.define(eq=False)
+class _Open:
+    """An answer that is not complete."""
+
+    prompt: str
+    prompt_tokens: int
+    emitted: list[Emitted] = attrs.field(factory=list)
+    text: str = ""
+    finish: Finish | None = None
+
+
+def answers(
+    question: Question, on_text: Callable[[int, str], None] = lambda index, text: None
+) -> Iterator[Answer]:
     """Answer prompts as one batch; the answers are in their order.
+
+    Args:
+        on_text: Called with the index of a prompt and each piece of its answer, as they come.
 
     Raises:
         AscendRunError: The model or its tokenizer cannot be read, or a prompt cannot be answered.
     """
     texts = _texts(question)
     prompts = [texts.ids(prompt) for prompt in question.prompts]
-    with loaded_model(
-        question.model, question.options, None if question.dtype is None else DTYPES[question.dtype]
-    ) as model:
+    dtype = None if question.dtype is None else DTYPES[question.dtype]
+    with loaded_model(question.model, question.options, dtype) as model:
         _require_answerable(prompts, model)
         requests = [
             Request(
                 prompt=ids,
                 max_new_tokens=min(question.max_new_tokens, model.max_length - len(ids)),
                 end_ids=texts.end_ids,
+                sampling=_sampling_of(question.sampling, index),
             )
-            for ids in prompts
+            for index, ids in enumerate(prompts)
         ]
-        found = _continuations(model, requests)
-    return [
-        Answer(
-            prompt=prompt,
-            text=texts.continuation(ids, new),
-            ids=tuple(new),
-            finish=finish,
-            prompt_tokens=len(ids),
+        session = Session(
+            model.engine(_cache_tokens(requests), max_sequences=_MAX_SEQUENCES), texts
         )
-        for prompt, ids, (new, finish) in zip(question.prompts, prompts, found, strict=True)
-    ]
+        numbers = {session.submit(one, question.stop): at for at, one in enumerate(requests)}
+        opened = [_Open(*pair) for pair in zip(question.prompts, map(len, prompts), strict=True)]
+        num_done = 0
+        while num_done < len(opened):
+            for piece in session.step():
+                index = numbers[piece.emitted.sequence]
+                one = opened[index]
+                one.emitted.append(piece.emitted)
+                one.text, one.finish = one.text + piece.text, piece.finish
+                on_text(index, piece.text)
+            while num_done < len(opened) and opened[num_done].finish is not None:
+                yield _answer(opened[num_done], texts)
+                num_done += 1
+
+
+def _sampling_of(sampling: Sampling, index: int) -> Sampling:
+    """Return the sampling of one of several prompts: equal prompts get draws of their own."""
+    digest = hashlib.sha256(f"{sampling.seed} {index}".encode()).digest()
+    return attrs.evolve(sampling, seed=int.from_bytes(digest[:8], "big") >> 1)
+
+
+def _cache_tokens(requests: Sequence[Request]) -> int:
+    """Return the tokens of the longest requests that can run together, in whole pages."""
+    longest = sorted((request.num_stored for request in requests), reverse=True)
+    page_size = 16
+    return sum(-(-tokens // page_size) * page_size for tokens in longest[:_MAX_SEQUENCES])
+
+
+def _answer(one: _Open, texts: Texts) -> Answer:
+    assert one.finish is not None
+    logprobs = None
+    if one.emitted[0].logprob is not None:
+        logprobs = tuple(
+            (
+                _token_logprob(texts, emitted.token, emitted.logprob or 0.0),
+                tuple(_token_logprob(texts, *pair) for pair in emitted.top),
+            )
+            for emitted in one.emitted
+        )
+    return Answer(
+        prompt=one.prompt,
+        text=one.text,
+        ids=tuple(emitted.token for emitted in one.emitted),
+        finish=one.finish,
+        prompt_tokens=one.prompt_tokens,
+        logprobs=logprobs,
+    )
+
+
+def _token_logprob(texts: Texts, number: int, logprob: float) -> TokenLogprob:
+    return TokenLogprob(id=number, token=texts.token(number), logprob=logprob)
 
 
 def _texts(question: Question) -> Texts:
@@ -114,22 +190,3 @@ def _require_answerable(prompts: Sequence[Sequence[int]], model: GenerationModel
             )
     if problems:
         raise ConfigError("these prompts cannot be answered", problems)
-
-
-def _continuations(
-    model: GenerationModel, requests: Sequence[Request]
-) -> list[tuple[list[int], Finish]]:
-    """Return the new ids of each request, and why they end."""
-    longest = sorted((request.num_stored for request in requests), reverse=True)
-    page_size = 16
-    num_tokens = sum(-(-tokens // page_size) * page_size for tokens in longest[:_MAX_SEQUENCES])
-    engine: Engine = model.engine(num_tokens, max_sequences=_MAX_SEQUENCES)
-    numbers = [engine.submit(request) for request in requests]
-    new: dict[int, list[int]] = {number: [] for number in numbers}
-    finishes: dict[int, Finish] = {}
-    while not engine.is_idle:
-        for one in engine.step():
-            new[one.sequence].append(one.token)
-            if one.finish is not None:
-                finishes[one.sequence] = one.finish
-    return [(new[number], finishes[number]) for number in numbers]

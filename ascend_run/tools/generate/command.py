@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-import json
 import time
 from pathlib import Path
 
 import click
 
+from ascend_run.plugin_api.errors import ConfigError
 from ascend_run.tools.convert.source_options import SourceOptions, source_options
+
+from .printing import TextPrinter, as_record
+from .sampling_options import SamplingOptions, sampling_options
 
 
 @click.command("generate")
@@ -40,6 +43,7 @@ from ascend_run.tools.convert.source_options import SourceOptions, source_option
     type=click.Choice(("fp32", "bf16", "fp64")),
     help="Compute in this; default: fp32, or fp64 of such weights.",
 )
+@sampling_options
 @click.option("--json", "as_json", is_flag=True, help="Print a JSON object for each prompt.")
 def command(
     model: Path,
@@ -50,46 +54,58 @@ def command(
     dtype: str | None,
     as_json: bool,
     source_options: SourceOptions,
+    sampling_options: SamplingOptions,
 ) -> int:
     """Continue prompts with a stored model.
 
     \b
     ascend-run generate runs/demo "Once upon a time"
+    ascend-run generate runs/demo "Once upon a time" --temperature 0.8 --top-p 0.95
     ascend-run generate /models/llama --prompts questions.txt --json
 
     MODEL is a run's folder or one of its checkpoints, or a folder of Hugging Face's or Megatron's
-    format. The most probable token follows each time.
+    format. The most probable token follows each time, unless an option draws it.
     """
     prompts = _prompts(prompt, file)
+    _require_sensible(sampling_options, as_json)
     from .answering import Question, answers
 
     started = time.perf_counter()
-    found = answers(
-        Question(
-            model=model,
-            options=source_options,
-            tokenizer=tokenizer,
-            dtype=dtype,
-            prompts=prompts,
-            max_new_tokens=max_new_tokens,
-        )
+    sampling = sampling_options.sampling()
+    question = Question(
+        model=model,
+        options=source_options,
+        tokenizer=tokenizer,
+        dtype=dtype,
+        prompts=prompts,
+        max_new_tokens=max_new_tokens,
+        sampling=sampling,
+        stop=sampling_options.stop,
     )
-    seconds = time.perf_counter() - started
-    for one in found:
+    printer = TextPrinter(prompts)
+    new_tokens = 0
+    for one in answers(question) if as_json else answers(question, printer.add):
+        new_tokens += one.new_tokens
         if as_json:
-            record = {
-                "prompt": one.prompt,
-                "text": one.text,
-                "ids": one.ids,
-                "finish": one.finish.value,
-                "prompt_tokens": one.prompt_tokens,
-                "new_tokens": one.new_tokens,
-            }
-            click.echo(json.dumps(record, ensure_ascii=False))
+            click.echo(as_record(one))
         else:
-            click.echo(one.prompt + one.text)
-    click.echo(f"{sum(one.new_tokens for one in found)} new tokens in {seconds:.1f} s", err=True)
+            printer.end()
+    seed = f", seed {sampling.seed}" if sampling_options.draws else ""
+    seconds = time.perf_counter() - started
+    click.echo(f"{new_tokens} new tokens in {seconds:.1f} s{seed}", err=True)
     return 0
+
+
+def _require_sensible(options: SamplingOptions, as_json: bool) -> None:
+    """
+    Raises:
+        ConfigError: An option is out of range or has no effect; lists all.
+    """
+    problems = [*options.problems()]
+    if options.logprobs is not None and not as_json:
+        problems.append("--logprobs: no effect without --json")
+    if problems:
+        raise ConfigError("these options cannot be used", problems)
 
 
 def _prompts(prompt: str | None, file: Path | None) -> list[str]:

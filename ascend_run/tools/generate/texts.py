@@ -18,7 +18,7 @@ _END_FILES: Final = ("generation_config.json", "config.json")
 
 @attrs.frozen(kw_only=True, eq=False)
 class Texts:
-    """Encodes prompts, and decodes what follows them."""
+    """Encodes prompts; knows the tokens that end a text."""
 
     tokenizer: TextTokenizer
     end_ids: frozenset[int]  #: Ids that end a text.
@@ -28,15 +28,16 @@ class Texts:
         tokenizer adds, such as the begin of a text."""
         return tuple(self.tokenizer.backend.encode(prompt, add_special_tokens=True).ids)
 
-    def continuation(self, prompt: Sequence[int], new: Sequence[int]) -> str:
-        """Return the text of the new ids: what they add to the text of the prompt, since some
-        decoders drop the first space of a text. Special tokens are left out."""
-        before = self.tokenizer.backend.decode([*prompt])
-        after: str = self.tokenizer.backend.decode([*prompt, *new])
-        if after.startswith(before):
-            return after[len(before) :]
-        text: str = self.tokenizer.backend.decode([*new])  # the prompt ended within a character
-        return text
+    def special_ids(self, words: Sequence[str]) -> frozenset[int]:
+        """Return the ids of those words that are special tokens."""
+        added = self.tokenizer.backend.get_added_tokens_decoder()
+        return frozenset(
+            number for number, token in added.items() if token.special and token.content in words
+        )
+
+    def token(self, number: int) -> str:
+        """Return the text of a token alone."""
+        return self.tokenizer.decode([number])
 
 
 def open_texts(named: Path | None, folders: Sequence[Path], config: Path | None) -> Texts:

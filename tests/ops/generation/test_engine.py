@@ -2,12 +2,14 @@
 
 import random
 
+import attrs
 import pytest
 import torch
 from torch import Tensor
 
 from ascend_run.ops.generation.engine import Emitted, Engine, Finish, Request
 from ascend_run.ops.generation.key_value_cache import CacheFull, KeyValueCache
+from ascend_run.ops.generation.sampling import Sampling
 from ascend_run.ops.generation.step import Chunk, Step
 
 VOCAB = 97
@@ -80,6 +82,33 @@ def test_requests_through_few_places_are_answered_as_each_alone() -> None:
     assert max(model.sizes) <= 16 + 4
     assert cache.free_tokens == 160
     assert engine.step() == []
+
+
+def test_drawn_tokens_do_not_depend_on_what_else_is_in_the_batch() -> None:
+    generator = random.Random(1)
+    requests = [
+        Request(
+            prompt=tuple(generator.choices(range(VOCAB), k=generator.randint(1, 30))),
+            max_new_tokens=generator.randint(1, 20),
+            end_ids=frozenset({5}),
+            sampling=Sampling(
+                temperature=generator.choice([0, 0.5, 1]),
+                top_p=generator.choice([0.9, 1]),
+                repetition_penalty=generator.choice([1, 1.2]),
+                logprobs=generator.choice([None, 2]),
+                seed=generator.randrange(3),
+            ),
+        )
+        for _ in range(40)
+    ]
+    together = Engine(Model(), KeyValueCache(160), chunk_tokens=16, max_sequences=4)
+    numbers = [together.submit(request) for request in requests]
+    emitted = run(together)
+    for number, request in zip(numbers, requests, strict=True):
+        alone = Engine(Model(), KeyValueCache(64))
+        alone.submit(request)
+        mine = [attrs.evolve(one, sequence=0) for one in emitted if one.sequence == number]
+        assert mine == run(alone)
 
 
 def test_the_first_to_ask_is_served_first_when_pages_are_short() -> None:
