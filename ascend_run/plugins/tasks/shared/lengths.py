@@ -12,7 +12,7 @@ _BY_LENGTH = ("dynamic", "longrope")
 
 def longest_document(config: RunConfig) -> int:
     """Return the most positions that a document may take in a row of ``data.seq_length``."""
-    longest = config.model.max_position_embeddings
+    longest: int | None = config.model.max_position_embeddings
     if longest is None or config.model.rope_scaling_type == "dynamic":
         return config.data.seq_length
     return min(longest, config.data.seq_length)
