@@ -64,23 +64,27 @@ def export_adapters(context: RunContext, role: str, options: LoraOptions) -> Non
         StorageError: The file system raises an error.
     """
     config, groups = context.config, context.groups
+    chunks = context.models[role].chunks
+    is_first = groups.dp_cp.rank() == 0
+    keeps = is_first and groups.tp.rank() == 0
+    tensors: dict[str, Tensor] = {}
+
+    def keep(name: str, whole: Tensor) -> None:
+        if keeps:  # others take part in the gathers alone, so one copy is in a group's memory
+            tensors[name] = whole.cpu().clone()
+
     # Ranks with different experts are ranks of data parallelism.
-    experts = {
-        part.name: part.gathered().cpu().clone()
-        for chunk in context.models[role].chunks
-        for part in stored_experts(chunk, config, options)
-    }
-    if groups.dp_cp.rank() != 0:
+    for part in chain.from_iterable(stored_experts(chunk, config, options) for chunk in chunks):
+        keep(part.name, part.gathered())
+    if not is_first:
         return
-    tensors = experts
-    for chunk in context.models[role].chunks:
-        for part in stored_parts(chunk, config, options):
-            tensors[part.name] = part.gathered(groups.tp).cpu().clone()
+    for one in chain.from_iterable(stored_parts(chunk, config, options) for chunk in chunks):
+        keep(one.name, one.gathered(groups.tp))
+    if not keeps:
+        return
     if is_tied(config) and EMBEDDING in options.modules_to_save:  # PEFT's files have it twice
         embedding, output = (PREFIX + name for name in TIED)
         tensors |= {output: tensors[embedding].clone()} if embedding in tensors else {}
-    if groups.tp.rank() != 0:
-        return
     if groups.pp.size() > 1:
         tensors = _of_all_stages(tensors, groups.pp, context.device.torch_device)
     if groups.pp.rank() == 0:
