@@ -105,7 +105,9 @@ def _require_generating(source: ModelSource, dtype: torch.dtype) -> None:
 
     model, problems = source.config.model, []
     if model.num_labels:
-        problems.append(f"it has a score head of {model.num_labels} labels and predicts no tokens")
+        problems.append(
+            f"it has a score head (model.num_labels={model.num_labels}) and predicts no tokens"
+        )
     if model.rope_scaling_type in _LENGTH_DEPENDENT:
         problems.append(
             f"its RoPE scaling {model.rope_scaling_type} depends on the length of each sequence, "

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 import torch
-from transformers import AutoModelForCausalLM
+from transformers import AutoModelForCausalLM, LlamaForSequenceClassification
 
 from ascend_run.entrypoints.cli import run
 from ascend_run.testing.hugging_face.widened import computing_in
@@ -187,6 +187,17 @@ def test_a_scaling_that_depends_on_the_length_is_refused(
     words = ["generate", str(tmp_path), "fox", "--tokenizer", str(folder)]
     assert run(words) == 2
     assert f"its RoPE scaling {kind} depends on the length" in capsys.readouterr().err
+
+
+def test_a_model_with_a_score_head_is_refused(
+    folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    model = LlamaForSequenceClassification.from_pretrained(folder, num_labels=1)
+    model.save_pretrained(tmp_path)
+    (tmp_path / "tokenizer.json").write_text((folder / "tokenizer.json").read_text())
+    assert run(["generate", str(tmp_path), "the fox"]) == 2
+    message = "it has a score head (model.num_labels=1) and predicts no tokens"
+    assert message in " ".join(capsys.readouterr().err.split())
 
 
 def test_importing_the_command_loads_no_torch() -> None:
