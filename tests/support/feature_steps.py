@@ -1,100 +1,146 @@
-"""Steps of a task that trains on pairs, with features beside it, as jobs for the pool."""
+"""Steps of a task with features beside it, on packed rows and on rows of one record, as jobs for
+the pool."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cache
 from pathlib import Path
 from tempfile import mkdtemp
-from typing import Any
+from typing import Any, Final
 
-import pytest
+import attrs
 
-from ascend_run.plugin_api import AscendRunError, Numerics
+from ascend_run.plugin_api import AscendRunError, Manifest, hookimpl
+from ascend_run.plugin_api import contracts as c
 from ascend_run.testing.models import trial_layout
 from ascend_run.testing.pool import GlooPool
 from ascend_run.types.layout import world_size
-from benchmarks.campaigns import resume, verify_clean_newer
-from benchmarks.campaigns.features import EXCHANGE, OPTIONS, config_of, features, numerics_of
+from benchmarks.campaigns.features import OPTIONS
 from benchmarks.campaigns.tiny_runs import data_folder, prepare
-from benchmarks.campaigns.watched_runs import readings, watched_run
+from benchmarks.campaigns.watched_runs import readings, train_beside
 
-from .needed_plugins import names_of
+from .unequal_records import DOCUMENTS, HELD, LENGTH, NUM_RECORDS, write_records
 
-LAYOUTS: Mapping[str, tuple[str, Mapping[str, int]]] = {
+LAYOUTS: Final[Mapping[str, tuple[str, Mapping[str, int]]]] = {
     "one rank": ("dense", {}),
+    "dp=2": ("dense", {"dp": 2}),
+    "tp=2": ("dense", {"tp": 2}),
     "vpp=2": ("dense", {"pp": 2, "vpp": 2}),
-    "ep=2": ("moe", {"dp": 2, "ep": 2}),
     "cp=2": ("dense", {"cp": 2}),
+    "ep=2": ("moe", {"dp": 2, "ep": 2}),
+    "tp=2, ep=2": ("moe", {"tp": 2, "ep": 2}),
+    "cp=2, ep=2": ("moe", {"cp": 2, "ep": 2}),
 }
-WHERE = names_of(LAYOUTS, lambda run: [EXCHANGE] if "cp" in run[1] else [])
-"""Their names, as parameters of a test."""
-OPTIONS_HERE = {**OPTIONS, "plugins.virtual-optimizer.folder": "."}
+OPTIONS_HERE: Final = {**OPTIONS, "plugins.virtual-optimizer.folder": "."}
 """On the CPU its states go to files, which have no names and so need no folder of their own."""
-SAME: Mapping[Numerics, float] = {Numerics.BITWISE: 0.0, Numerics.ROUNDING: 1e-4}
-"""How a feature may change a step, relative."""
-REFUSED: Mapping[str, Collection[str]] = {
-    "fused-mlp": ["ep=2"],  # where every MLP is of experts
-    "moe-tp-extend-ep": ["ep=2"],
-    "recompute-activation": ["ep=2"],
-}
-"""Feature -> where planning refuses it, as its own suite tests."""
-Steps = Callable[[tuple[str, ...], str, Mapping[str, Any]], list[float] | None]
+STEPS: Final = 3
+
+
+@attrs.frozen(kw_only=True)
+class Run:
+    """What is asked, beside the task."""
+
+    enable: tuple[str, ...] = ()
+    where: str = "one rank"
+    """Name of a layout."""
+    packing: bool
+    values: Mapping[str, Any] = attrs.field(factory=dict)
+
+
+@attrs.frozen(kw_only=True)
+class Ran:
+    """What a run of ``STEPS`` epochs said."""
+
+    values: Sequence[float] = ()
+    """Loss and norm of the gradient of each step."""
+    weights: Sequence[str] = ()
+    """Hash of the weights after each step."""
+    idle: frozenset[str] = frozenset()
+    """Plugins that had nothing to do."""
+    refused: str = ""
+    """Why planning did not take it."""
+
+
+Steps = Callable[[Run], Ran]
 
 
 def feature_steps(gloo_pool: GlooPool, task: str) -> Steps:
-    """Return what gives the losses and gradient norms of four steps; None if a run is refused."""
+    """Return what runs a task; what has been run is not run again."""
+    file = write_records(data_folder(), task)
 
     @cache
-    def run(names: tuple[str, ...], where: str, more: str) -> list[float] | None:
-        model, layout = LAYOUTS[where]
+    def ran(text: str) -> Ran:
+        run = Run(**json.loads(text))
         out = Path(mkdtemp(dir=data_folder()))
-        values = {
-            "run.output_dir": str(out),
-            "model.num_layers": 4,
-            "model.moe_aux_loss_coeff": 0.0,
-            "data.seq_length": 96,
-            "train.train_iters": 4,
-            "train.global_batch_size": 4,
-            "train.eval_interval": 0,
-            "checkpoint.save_interval": 0,
-            f"plugins.{task}.packing": False,
-            **{key: v for key, v in OPTIONS_HERE.items() if key.split(".")[1] in names},
-            **trial_layout(layout),
-            **json.loads(more),
-        }
-        asked = {"enable": [*names], "task": task, "model": model, "values": values}
-        size = world_size(layout)
+        asked = _asked(task, file, out, run)
+        size = world_size(LAYOUTS[run.where][1])
         try:
-            prepare(data_folder(), **asked, world_size=size)
-        except AscendRunError:
-            return None
-        gloo_pool.run(watched_run, size, data_folder(), asked, timeout=100)
-        lines = [line for line in readings(out) if line.get("grad_norm") is not None]
-        return [line[name] for line in lines for name in ("loss", "grad_norm")]
+            prepared = prepare(data_folder(), **asked, world_size=size)
+        except AscendRunError as error:
+            return Ran(refused="; ".join((error.headline, *error.problems)))
+        held = gloo_pool.run(documents_of_rows, size, data_folder(), asked, timeout=100)
+        _assert_rows(task, run.packing, [row for of_rank in held for row in of_rank])
+        lines = [line for line in readings(out) if line.get("batch")]
+        assert len(lines) == STEPS
+        return Ran(
+            values=[line[name] for line in lines for name in ("loss", "grad_norm")],
+            weights=[line["parameters"] for line in lines],
+            idle=frozenset(prepared.plan.idle),
+        )
 
-    return lambda names, where, more: run(names, where, json.dumps(more))
+    return lambda run: ran(json.dumps(attrs.asdict(run), sort_keys=True))
 
 
-SLOW = "compile"
-"""It makes code for each of these runs, in minutes; its own suite compares it with plain layers."""
-COMPARED = [name for name in features() if numerics_of(name) in SAME and name != SLOW]
+def _asked(task: str, file: Path, out: Path, run: Run) -> dict[str, Any]:
+    """Return arguments of ``tiny_runs.prepare``."""
+    model, layout = LAYOUTS[run.where]
+    values = {
+        "data.train": [str(file)],
+        "model.num_layers": 4,
+        **({"ddp.use_distributed_optimizer": True} if run.where == "dp=2" else {}),
+        **run.values,
+        "data.seq_length": LENGTH,
+        "run.output_dir": str(out),
+        "model.moe_aux_loss_coeff": 0.0,  # it balances padding too
+        "train.train_iters": STEPS,
+        "train.global_batch_size": len(HELD) if run.packing else NUM_RECORDS,
+        "train.eval_interval": 0,
+        "checkpoint.save_interval": 0,
+        f"plugins.{task}.packing": run.packing,
+        **{k: v for k, v in OPTIONS_HERE.items() if k.split(".")[1] in run.enable},
+        **trial_layout(layout),
+    }
+    return {"enable": [*run.enable], "task": task, "model": model, "values": values}
 
 
-def assert_leaves_the_steps(steps: Steps, name: str, where: str) -> None:
-    """Compare the steps with a feature with those without it."""
-    exchange = (EXCHANGE,) if where == "cp=2" else ()
-    beside = tuple(filter(None, [verify_clean_newer.BESIDE.get(name)]))
-    settings = {**config_of((name,)), **resume.CONFIG.get(name, {}), "data.seq_length": 96}
-    names = tuple(dict.fromkeys((name, *beside, *exchange)))
-    found = steps(names, where, settings)
-    if found is None and exchange:  # it exchanges the sequence itself
-        found = steps((name, *beside), where, settings)
-    assert (found is None) == (where in REFUSED.get(name, ()))
-    if found is None:
-        return
-    wanted = steps((*beside, *exchange), where, settings)
-    assert wanted is not None
-    assert len(wanted) >= 8
-    assert found == pytest.approx(wanted, rel=SAME[numerics_of(name)], abs=0.0)
+class Rows:
+    """A plugin that counts the documents of the rows that are read."""
+
+    manifest = Manifest(name="rows", summary="count documents")
+
+    def __init__(self, plugins: Sequence[Any]) -> None:
+        self.documents: list[int] = []
+
+    @hookimpl
+    def ascend_batch(self) -> c.Wrapper[c.BatchIterator]:
+        return self._count
+
+    def _count(self, batches: Iterator[c.Batch]) -> Iterator[c.Batch]:
+        for batch in batches:
+            self.documents += [len(ends) for ends in batch.row_ends or [(LENGTH,)]]
+            yield batch
+
+
+def documents_of_rows(folder: Path, asked: Mapping[str, Any]) -> list[int]:
+    """A job: train, and return the number of documents of each row that this rank read."""
+    return train_beside(Rows, folder, asked).documents
+
+
+def _assert_rows(task: str, packing: bool, documents: Sequence[int]) -> None:
+    """Check that rows are packed, or hold one record each; ranks may read the same ones."""
+    wanted = {*HELD} if packing else {1}
+    assert {*documents} == {DOCUMENTS[task] * number for number in wanted}
+    each = NUM_RECORDS // len(HELD) if packing else 1
+    assert sum(documents) == len(documents) * DOCUMENTS[task] * each

@@ -253,6 +253,12 @@ def test_what_it_cannot_do_is_refused_when_planned(
         prepare(tmp_path, {**ON, "train.global_batch_size": 2, **values})
 
 
+@pytest.mark.needs_plugins("dpo")
+def test_beside_a_task_that_keeps_documents_apart_it_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(AscendRunError, match="'dpo' and 'eod-reset' both claim 'documents'"):
+        prepare(tmp_path, {**ON, "task": "dpo"})
+
+
 def test_data_without_an_end_of_document_token_is_reported(tmp_path: Path) -> None:
     with prepared_rank(request(prepare(tmp_path, {"enable": ["eod-reset"]}))) as (hooks, context):
         seed_everything(context.config, context.layout)
