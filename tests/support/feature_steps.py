@@ -33,6 +33,10 @@ LAYOUTS: Final[Mapping[str, tuple[str, Mapping[str, int]]]] = {
     "tp=2, ep=2": ("moe", {"tp": 2, "ep": 2}),
     "cp=2, ep=2": ("moe", {"cp": 2, "ep": 2}),
 }
+_VALUES: Final[Mapping[str, Mapping[str, Any]]] = {
+    "dp=2": {"ddp.use_distributed_optimizer": True, "train.micro_batch_size": 2},
+}
+"""Layout -> what else it shows: there, two rows are joined in a micro-batch."""
 OPTIONS_HERE: Final = {**OPTIONS, "plugins.virtual-optimizer.folder": "."}
 """On the CPU its states go to files, which have no names and so need no folder of their own."""
 STEPS: Final = 3
@@ -99,7 +103,7 @@ def _asked(task: str, file: Path, out: Path, run: Run) -> dict[str, Any]:
     values = {
         "data.train": [str(file)],
         "model.num_layers": 4,
-        **({"ddp.use_distributed_optimizer": True} if run.where == "dp=2" else {}),
+        **_VALUES.get(run.where, {}),
         **run.values,
         "data.seq_length": LENGTH,
         "run.output_dir": str(out),
