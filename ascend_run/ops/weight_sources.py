@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import hashlib
+import json
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Final
 
-_SAMPLE_BYTES: Final = 2**20
-"""Bytes hashed at the start and at the end of each file."""
+_SAMPLE_BYTES: Final = 2**12
+"""Bytes hashed at the start, in the middle and at the end of each tensor."""
+_LARGEST_HEADER: Final = 2**27
 
+_SEED: Final = "seed "
 _NONE: Final[Mapping[str, str]] = {"source": "none", "digest": ""}
 
 
@@ -21,25 +24,50 @@ def weight_source(folder: str | None, seed: int) -> dict[str, str]:
         seed: ``run.seed``, which these depend on.
     """
     if folder is None:
-        return {"source": f"initial weights of run.seed={seed}", "digest": f"seed {seed}"}
+        return {"source": f"initial weights of run.seed={seed}", "digest": f"{_SEED}{seed}"}
     return {"source": str(folder), "digest": weights_digest(folder)}
 
 
-def weights_digest(folder: str | Path, config: str = "config.json") -> str:
-    """Return a digest of a Hugging Face folder by the ends of its files.
+def is_of_folder(digest: str) -> bool:
+    """Return whether a digest of ``weight_source`` is of weights in a folder."""
+    return not digest.startswith(_SEED)
+
+
+def weights_digest(folder: str | Path, *beside: str) -> str:
+    """Return a digest of the tensors in a Hugging Face folder: of their names, dtypes, shapes and
+    samples of their values.
+
+    Which file holds a tensor does not count.
 
     Args:
-        config: Name of the file beside those of tensors.
+        beside: Names of files that count too, in full.
     """
-    digest, root = hashlib.sha256(), Path(folder)
-    for path in sorted([root / config, *root.glob("*.safetensors")]):
-        size = path.stat().st_size
-        digest.update(f"{path.name} {size}\n".encode())
-        with path.open("rb") as stream:
-            digest.update(stream.read(_SAMPLE_BYTES))
-            stream.seek(max(0, size - _SAMPLE_BYTES))
-            digest.update(stream.read(_SAMPLE_BYTES))
+    root = Path(folder)
+    tensors = [line for path in root.glob("*.safetensors") for line in _tensors(path)]
+    digest = hashlib.sha256("\n".join(sorted(tensors)).encode())
+    for name in beside:
+        digest.update((root / name).read_bytes())
     return digest.hexdigest()
+
+
+def _tensors(path: Path) -> Iterator[str]:
+    """Yield what determines each tensor of a safetensors file; of another file, its content."""
+    with path.open("rb") as stream:
+        length = int.from_bytes(stream.read(8), "little")
+        try:
+            header = json.loads(stream.read(length) if length <= _LARGEST_HEADER else b"")
+            places = [(name, entry["data_offsets"], entry) for name, entry in header.items()
+                      if name != "__metadata__"]  # fmt: skip
+            for name, (begin, end), entry in sorted(places, key=lambda place: place[1]):
+                digest = hashlib.sha256()
+                last = max(begin, end - _SAMPLE_BYTES)
+                for start in sorted({begin, (begin + last) // 2, last}):
+                    stream.seek(8 + length + start)
+                    digest.update(stream.read(min(_SAMPLE_BYTES, end - start)))
+                yield f"{name} {entry['dtype']} {entry['shape']} {digest.hexdigest()}"
+        except (ValueError, KeyError, TypeError, AttributeError):  # no such file: read elsewhere
+            stream.seek(0)
+            yield f"{path.name} {hashlib.file_digest(stream, 'sha256').hexdigest()}"
 
 
 def other_sources(

@@ -5,39 +5,66 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+import torch
+from safetensors.torch import save_file
 
 from ascend_run.ops.weight_sources import other_sources, weight_source, weights_digest
+
+TENSORS = {name: torch.zeros(300, 40) for name in ("embedding", "layer", "output")}
+"""Each is larger than a sample of it."""
 
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
     (tmp_path / "config.json").write_text("{}")
-    (tmp_path / "model.safetensors").write_bytes(bytes(3 * 2**20))
+    save_file(TENSORS, tmp_path / "model.safetensors")
     return tmp_path
 
 
-@pytest.mark.parametrize("place", [0, 2**20 - 1, 2**21, 3 * 2**20 - 1])
-def test_the_ends_of_a_file_determine_the_digest(folder: Path, place: int) -> None:
+@pytest.mark.parametrize("name", TENSORS)
+@pytest.mark.parametrize("place", [0, 6100, 11999])
+def test_values_of_every_tensor_count(folder: Path, name: str, place: int) -> None:
+    """At its start, in its middle and at its end."""
     before = weights_digest(folder)
-    file = folder / "model.safetensors"
-    content = bytearray(file.read_bytes())
-    content[place] = 1
-    file.write_bytes(content)
+    changed = TENSORS[name].clone()
+    changed.view(-1)[place] = 1.0
+    save_file({**TENSORS, name: changed}, folder / "model.safetensors")
     assert weights_digest(folder) != before
 
 
-def test_names_sizes_and_the_config_count(folder: Path) -> None:
-    digests = [weights_digest(folder)]
-    (folder / "model.safetensors").rename(folder / "other.safetensors")
-    digests.append(weights_digest(folder))
-    with (folder / "other.safetensors").open("ab") as stream:
-        stream.write(bytes(1))
-    digests.append(weights_digest(folder))
+def test_names_shapes_and_dtypes_count(folder: Path) -> None:
+    digests = {weights_digest(folder)}
+    layer = TENSORS["layer"]
+    for changed in (
+        {"block" if name == "layer" else name: tensor for name, tensor in TENSORS.items()},
+        {**TENSORS, "layer": layer.view(40, 300)},
+        {**TENSORS, "layer": layer.view(torch.int32)},
+        {**TENSORS, "more": layer.clone()},
+    ):
+        save_file(changed, folder / "model.safetensors")
+        digests.add(weights_digest(folder))
+    assert len(digests) == 5
+
+
+def test_the_same_tensors_in_other_files_are_the_same_weights(folder: Path) -> None:
+    """And beside another config; files count that are named."""
+    before, named = weights_digest(folder), weights_digest(folder, "config.json")
+    (folder / "model.safetensors").unlink()
+    for name, tensor in TENSORS.items():
+        save_file({name: tensor}, folder / f"{name}.safetensors", metadata={"format": "pt"})
     (folder / "config.json").write_text("{ }")
-    digests.append(weights_digest(folder))
-    assert len({*digests}) == 4
-    (folder / "readme.md").write_text("Not part of the model.")
-    assert weights_digest(folder) == digests[-1]
+    assert weights_digest(folder) == before
+    assert weights_digest(folder, "config.json") != named
+
+
+@pytest.mark.parametrize("content", [b"", b"not a file of tensors", bytes(16), b"\xff" * 64])
+def test_of_another_file_the_content_counts(folder: Path, content: bytes) -> None:
+    """It is refused where its tensors are read."""
+    digests = {weights_digest(folder)}
+    for changed in (content, content + b"."):
+        (folder / "more.safetensors").write_bytes(changed)
+        digests.add(weights_digest(folder))
+    assert len(digests) == 3
 
 
 def test_what_differs_is_said_of_each_model(folder: Path) -> None:

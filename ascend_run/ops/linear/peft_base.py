@@ -11,20 +11,21 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final
 
-from ascend_run.ops.weight_sources import weights_digest
+from ascend_run.ops.weight_sources import is_of_folder, weights_digest
 
 _BASE: Final = "ascend_run.base"
 
 
-def metadata_of(base: str | Path | None) -> dict[str, str]:
+def metadata_of(digest: str | None) -> dict[str, str]:
     """Return the metadata of a file of adapters.
 
     Args:
-        base: Hugging Face folder of the weights; None, or a folder that is not there, leaves them
-            unnamed.
+        digest: ``weight_source``'s, of the base; None, or that of initial weights, which no folder
+            holds, leaves the base unnamed.
     """
-    named = {} if base is None or not Path(base).is_dir() else {_BASE: weights_digest(base)}
-    return {"format": "pt", **named}
+    if digest is None or not is_of_folder(digest):
+        return {"format": "pt"}
+    return {"format": "pt", _BASE: digest}
 
 
 def other_base(
@@ -42,6 +43,6 @@ def other_base(
     named = settings.get("base_model_name_or_path")
     return (
         f"the adapter was trained beside other weights ({named}) than those in {base}; name their "
-        "folder, or write the adapter again for this one: ascend-run convert --to peft --base "
-        f"{base} RUN TARGET"
+        "folder, or, if these are the same in another form, write the adapter again without the "
+        f"digest: ascend-run convert --to peft --base {base} RUN TARGET"
     )

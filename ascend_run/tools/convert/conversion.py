@@ -93,7 +93,11 @@ def _convert_adapters(request: Conversion, progress: Progress) -> Converted:
         raise CheckpointError(
             f"{request.source} is of format {found}; --to peft writes the adapters of a run"
         )
-    adapters = open_run_adapters(request.source, request.options)
+    try:
+        adapters = open_run_adapters(request.source, request.options)
+    except OSError as problem:
+        file = problem.filename or request.source
+        raise CheckpointError(f"{file} cannot be read: {problem.strerror or problem}") from None
     require_outside(request.target, adapters.model.folder)
     _require_no_bias(request, adapters.model)
     if request.verify is None:

@@ -82,8 +82,13 @@ def open_model(
     Raises:
         AscendRunError: It cannot be read, or its config is unknown.
     """
-    if options.weights is not None and format_ is not Format.ASCEND_RUN:
-        raise ConfigError(f"--weights goes with a run; {path} is of format {format_}")
+    if format_ is not Format.ASCEND_RUN:
+        for option, value, what in (
+            ("--weights", options.weights, "a run"),
+            ("--base", options.base, "the adapters of a run"),
+        ):
+            if value is not None:
+                raise ConfigError(f"{option} goes with {what}; {path} is of format {format_}")
     try:
         source = _open(path, format_, options, stack)
         if options.adapter is not None:
@@ -91,8 +96,6 @@ def open_model(
     except OSError as problem:
         file = problem.filename or path
         raise CheckpointError(f"{file} cannot be read: {problem.strerror or problem}") from None
-    if options.base is not None and not source.num_merged:
-        raise ConfigError(f"--base goes with the adapters of a run; {path} has none")
     return source
 
 

@@ -67,8 +67,16 @@ class OpenedRun:
     source: ModelSource
     config: Path
     """The run's config."""
+    given: Mapping[str, Any]
+    """What it says, by dotted key."""
     values: Mapping[str, Any]
     """The JSON values of the run's entries."""
+
+    @property
+    def hf_path(self) -> Path | None:
+        """The Hugging Face folder whose weights the run began with."""
+        named = self.given.get("model.hf_path")
+        return None if named is None else Path(str(named))
 
 
 def open_run(path: Path, options: SourceOptions) -> OpenedRun:
@@ -82,7 +90,6 @@ def open_run(path: Path, options: SourceOptions) -> OpenedRun:
     opened = open_checkpoint(found, options.weights)
     if count_layers(opened.headers) < model.config.model.num_layers:
         model = without_empty_slots(model, found.config, options.family)
-    began_with = _hf_path(found.config)
     source = ModelSource(
         family=model.family,
         config=model.config,
@@ -90,11 +97,14 @@ def open_run(path: Path, options: SourceOptions) -> OpenedRun:
         stated=model.stated,
         step=opened.step,
         folder=found.folder,
-        hf_folder=began_with if began_with is not None and began_with.is_dir() else None,
         headers=opened.headers,
         read=opened.read,
     )
-    return OpenedRun(source, found.config, opened.values)
+    given = {key: one.value for key, one in read_raw(found.config).values.items()}
+    run = OpenedRun(source, found.config, given, opened.values)
+    if run.hf_path is None or not run.hf_path.is_dir():
+        return run
+    return attrs.evolve(run, source=attrs.evolve(source, hf_folder=run.hf_path))
 
 
 def with_own_adapters(run: OpenedRun, base: Path | None, stack: ExitStack) -> ModelSource:
@@ -105,15 +115,22 @@ def with_own_adapters(run: OpenedRun, base: Path | None, stack: ExitStack) -> Mo
         stack: Closes its files.
 
     Raises:
-        AscendRunError: The base cannot be read, or is another than that of the adapters.
+        AscendRunError: The base cannot be read, is another than that of the adapters, or has no
+            adapters to go with.
     """
+    is_alone = has_adapters(run.source.headers) and lacks_base(run.source.headers)
+    if base is not None and not is_alone:
+        raise ConfigError(
+            f"--base goes with adapters alone; {run.source.folder} has the weights itself: leave "
+            "it out"
+        )
     if not has_adapters(run.source.headers):
         return run.source
     own = without_adapters(run.source)
     frozen = own
-    if lacks_base(run.source.headers):
+    if is_alone:
         frozen = _base(run, base, stack)
-        require_same_base(run.values, run.source, frozen)
+        require_same_base(run.values, run.source, frozen.folder)
         frozen = with_saved_parameters(frozen, own, own.headers)
     return with_run_adapters(frozen, run.source, run.values)
 
@@ -121,19 +138,14 @@ def with_own_adapters(run: OpenedRun, base: Path | None, stack: ExitStack) -> Mo
 def _base(run: OpenedRun, folder: Path | None, stack: ExitStack) -> ModelSource:
     """Open the weights to which the adapters of a checkpoint belong."""
     source = run.source
-    folder = folder or _hf_path(run.config)
+    folder = folder or run.hf_path
     if folder is None:
         raise ConfigError(
-            f"{source.folder} has adapters alone, and {run.config} names no model.hf_path; name "
-            "the Hugging Face folder of their base with --base"
+            f"{source.folder} has adapters alone, of a run that began with weights of its own "
+            f"({run.config} names no model.hf_path), which no folder has; train with "
+            "plugins.lora.checkpoint=full, whose checkpoints have them"
         )
     base = open_hf(folder, source.family_name, stack)
     return attrs.evolve(
         base, config=source.config, config_toml=source.config_toml, stated=source.stated
     )
-
-
-def _hf_path(config: Path) -> Path | None:
-    """Return the Hugging Face folder whose weights a run began with."""
-    named = read_raw(config).values.get("model.hf_path")
-    return None if named is None else Path(str(named.value))

@@ -24,6 +24,7 @@ from transformers import (
 )
 
 from ascend_run.core.checkpoint import FileStore
+from ascend_run.ops.weight_sources import weights_digest
 from ascend_run.plugin_api.contracts import TensorShard
 
 from .megatron_files import hugging_face
@@ -98,7 +99,7 @@ def write_run(folder: Path, family: str, *, rslora: bool = False) -> tuple[Path,
         TensorShard(key=key, tensor=one, global_shape=tuple(one.shape), offset=(0,) * one.ndim)
         for key, one in ours.items()
     ]
-    record = {"alpha": float(ALPHA), "rslora": rslora, "base": "not compared"}
+    record = {"alpha": float(ALPHA), "rslora": rslora, "base": weights_digest(base)}
     FileStore(run / "checkpoints").save(7, shards, {"lora": record})
     return run, theirs
 

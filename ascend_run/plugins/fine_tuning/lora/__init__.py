@@ -277,5 +277,6 @@ class Lora:
             return
         from .peft_folder import export_adapters
 
-        export_adapters(context, ROLE, self.config)
+        base = None if self._record is None else self._record.base
+        export_adapters(context, ROLE, self.config, base)
         self._exported_step = context.step

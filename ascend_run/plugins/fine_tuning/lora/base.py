@@ -30,7 +30,8 @@ class BaseRecord:
 
     def __init__(self, config: RunConfig, options: LoraOptions) -> None:
         self._options = options
-        self._base = weight_source(config.model.hf_path, config.run.seed)["digest"]
+        self.base = weight_source(config.model.hf_path, config.run.seed)["digest"]
+        """Digest of the weights beside the adapters."""
         folder = options.load
         self._loaded = None if folder is None else weights_digest(folder, "adapter_config.json")
         self._saved_loaded = self._loaded
@@ -38,7 +39,7 @@ class BaseRecord:
     def state_dict(self) -> Mapping[str, object]:
         options = self._options
         return {
-            "base": self._base,
+            "base": self.base,
             "loaded": self._loaded,
             "rank": options.rank,
             "alpha": options.alpha,
@@ -69,6 +70,7 @@ class BaseRecord:
             )
         if problems:
             raise CheckpointError("the run cannot resume with these adapters", problems)
+        self.base = state["base"]
         self._saved_loaded = state.get("loaded", self._loaded)
 
     def require_same_load(self) -> None:

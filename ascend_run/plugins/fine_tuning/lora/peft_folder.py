@@ -57,8 +57,11 @@ def load_adapters(
 
 
 @torch.no_grad()
-def export_adapters(context: RunContext, role: str, options: LoraOptions) -> None:
+def export_adapters(context: RunContext, role: str, options: LoraOptions, base: str | None) -> None:
     """Write the adapters of the full model to the run's folder. Called on every rank.
+
+    Args:
+        base: Digest of the weights beside them, if it is known.
 
     Raises:
         StorageError: The file system raises an error.
@@ -89,7 +92,7 @@ def export_adapters(context: RunContext, role: str, options: LoraOptions) -> Non
         tensors = _of_all_stages(tensors, groups.pp, context.device.torch_device)
     if groups.pp.rank() == 0:
         parts = adapted(options.target_modules, config)
-        metadata = metadata_of(config.model.hf_path)
+        metadata = metadata_of(base)
         _write(export_folder(config), tensors, metadata, peft_config(config, options, parts))
 
 

@@ -18,7 +18,9 @@ def longest_document(config: RunConfig) -> int:
     return min(longest, config.data.seq_length)
 
 
-def length_problems(task: str, config: RunConfig, *, packs: bool) -> Iterator[str]:
+def length_problems(
+    task: str, config: RunConfig, *, packs: bool, can_unpack: bool = True
+) -> Iterator[str]:
     """Yield the problem of rows that are longer than the model's positions.
 
     RoPE is not restarted in a document, but its products depend on distances alone. Learned
@@ -27,10 +29,12 @@ def length_problems(task: str, config: RunConfig, *, packs: bool) -> Iterator[st
 
     Args:
         packs: Whether a row holds several documents, which are kept apart.
+        can_unpack: Whether ``plugins.TASK.packing=false`` gives each document a row.
     """
     model, length = config.model, config.data.seq_length
     longest = model.max_position_embeddings or length
     scaling = model.rope_scaling_type
+    unpacked = f", or plugins.{task}.packing=false" if can_unpack else ""
     if packs and scaling in _BY_LENGTH:
         if scaling == "longrope":
             longest = model.rope_scaling_original_max_position_embeddings or longest
@@ -39,7 +43,7 @@ def length_problems(task: str, config: RunConfig, *, packs: bool) -> Iterator[st
                 f"{task}: model.rope_scaling_type={scaling} turns every token of a row of more "
                 f"than {longest} tokens otherwise, and a row of data.seq_length={length} holds "
                 f"several documents, which may be shorter; use data.seq_length={longest} or less"
-                f"{_unpacked(task)}"
+                f"{unpacked}"
             )
     elif length <= longest or scaling == "dynamic":
         return
@@ -55,7 +59,3 @@ def length_problems(task: str, config: RunConfig, *, packs: bool) -> Iterator[st
             f"{longest}; use at most {longest}, or plugins.{task}.packing=true, since only "
             "documents are limited then"
         )
-
-
-def _unpacked(task: str) -> str:
-    return f", or plugins.{task}.packing=false" if task in ("sft", "prm") else ""

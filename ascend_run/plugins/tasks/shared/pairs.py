@@ -58,7 +58,7 @@ def pair_problems(
         )
     return [
         *problems,
-        *length_problems(task, config, packs=True),
+        *length_problems(task, config, packs=True, can_unpack=False),
         *data_problems(task, config, "pairs"),
         *options.sources(task, Preference).problems(config),
     ]

@@ -16,8 +16,8 @@ from safetensors import safe_open
 from ascend_run.core.hugging_face.parameter_rows import parameter_sources
 from ascend_run.ops.linear.peft_base import metadata_of
 from ascend_run.ops.linear.peft_writing import Adapted, written_settings
-from ascend_run.plugin_api.errors import CheckpointError
-from ascend_run.prepare.config.reading import read_raw
+from ascend_run.ops.weight_sources import weights_digest
+from ascend_run.plugin_api.errors import CheckpointError, ConfigError
 from ascend_run.tools.convert.formats.model_source import ModelSource, Progress
 from ascend_run.tools.convert.new_folder import new_folder
 from ascend_run.tools.convert.opening_runs import open_run
@@ -49,7 +49,8 @@ def open_run_adapters(path: Path, options: SourceOptions) -> RunAdapters:
 
     Args:
         options: ``base`` is the folder that ``adapter_config.json`` names, by default the run's
-            ``model.hf_path``.
+            ``model.hf_path``. Of other weights than the run's, it is taken at the user's word: the
+            file then does not tell to which weights it belongs.
 
     Raises:
         CheckpointError: The checkpoint has no adapters, or some have no form in PEFT's format.
@@ -69,18 +70,28 @@ def open_run_adapters(path: Path, options: SourceOptions) -> RunAdapters:
     for name, header, reader in peft_readers(run.source, record.get("modules_to_save", ())):
         headers[name], readers[name] = header, reader
         saved.append(name)
-    given = {key: one.value for key, one in read_raw(run.config).values.items()}
-    base = options.base or given.get("model.hf_path")
+    base = options.base or run.hf_path
     more = {
         **modules_to_save(run.source, saved),
         "base_model_name_or_path": None if base is None else str(base),
-        "lora_dropout": given.get("plugins.lora.dropout", 0.0),
+        "lora_dropout": run.given.get("plugins.lora.dropout", 0.0),
     }
+    is_the_runs = options.base is None or _digest(options.base) == record["base"]
     return RunAdapters(
         model=attrs.evolve(run.source, headers=headers, read=lambda name: readers[name]()),
         settings=_settings(run.source, modules, experts, record, more),
-        metadata=metadata_of(None if base is None else str(base)),
+        metadata=metadata_of(record["base"] if is_the_runs else None),
     )
+
+
+def _digest(base: Path) -> str:
+    """
+    Raises:
+        ConfigError: It is no folder with weights in Hugging Face's format.
+    """
+    if not any(base.glob("*.safetensors")):
+        raise ConfigError(f"--base: {base} is no Hugging Face folder with .safetensors files")
+    return weights_digest(base)
 
 
 def write_peft(target: Path, adapters: RunAdapters, progress: Progress) -> None:

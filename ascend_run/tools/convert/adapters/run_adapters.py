@@ -9,20 +9,19 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from types import SimpleNamespace
+from pathlib import Path
 from typing import Any, Final
 
 import attrs
 import torch
 from torch import Tensor
 
-from ascend_run.core.hooks import Hooks
 from ascend_run.core.hugging_face.derived_fields import model_value
 from ascend_run.ops.linear.low_rank import low_rank_update, of_part, scale_of
+from ascend_run.ops.weight_sources import weights_digest
 from ascend_run.plugin_api.errors import CheckpointError
-from ascend_run.registry.discovery import discover
 from ascend_run.tools.convert.formats.model_source import ModelSource
-from ascend_run.types.config import FieldSection, RunConfig
+from ascend_run.types.config import RunConfig
 
 from .expert_adapters import adapted_experts, is_of_experts, updates_of_run
 from .merging import Update, merged
@@ -72,22 +71,17 @@ def adapted_parts(headers: Mapping[str, Tensor]) -> dict[str, list[str]]:
     return linears
 
 
-def require_same_base(values: Mapping[str, Any], adapters: ModelSource, base: ModelSource) -> None:
-    """Let the plugin compare the base with the one that its record in the checkpoint describes.
+def require_same_base(values: Mapping[str, Any], adapters: ModelSource, base: Path) -> None:
+    """Check that a folder has the weights beside which a checkpoint's adapters were trained.
 
     Raises:
-        CheckpointError: The adapters were trained beside other weights, or there is no record.
-        AscendRunError: The plugin is not installed.
+        CheckpointError: It has others, or there is no record.
     """
-    record = adapter_record(values, adapters)
-    plugin: Any = discover().load([_PLUGIN])[_PLUGIN]
-    known = attrs.fields_dict(plugin.config_class)
-    given = {name: value for name, value in record.items() if name in known}
-    options = plugin.config_class(**given)
-    model = FieldSection({**base.config.model, "hf_path": str(base.folder)})
-    context = SimpleNamespace(config=attrs.evolve(base.config, model=model))
-    entries = Hooks([plugin(options)]).merge("ascend_checkpoint_entries", context=context)
-    entries[_PLUGIN].load_state_dict(record)
+    if adapter_record(values, adapters)["base"] != weights_digest(base):
+        raise CheckpointError(
+            f"the adapters in {adapters.folder} were trained beside other weights than those in "
+            f"{base}; name their folder with --base"
+        )
 
 
 def with_run_adapters(

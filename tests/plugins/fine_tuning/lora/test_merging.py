@@ -13,6 +13,7 @@ from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM
 
 from ascend_run.ops.linear.peft_base import metadata_of
+from ascend_run.ops.weight_sources import weight_source, weights_digest
 from tests.support.loaded_model import largest_difference
 from tests.support.tiny_llama import write_llama
 
@@ -105,7 +106,7 @@ def test_another_base_of_the_same_shapes_is_refused(
     adapter = write_peft(peft_model(base), tmp_path / "adapter")
     assert merged(other, adapter, tmp_path / "of any") == 0
     file = Path(adapter, "adapter_model.safetensors")
-    save_file(load_file(file), file, metadata=metadata_of(base))
+    save_file(load_file(file), file, metadata=metadata_of(weights_digest(base)))
     assert merged(other, adapter, tmp_path / "of another") == 2
     message = " ".join(capsys.readouterr().err.split())
     assert f"trained beside other weights ({base}) than those in {other}" in message
@@ -113,8 +114,10 @@ def test_another_base_of_the_same_shapes_is_refused(
     assert merged(base, adapter, tmp_path / "merged") == 0
 
 
-def test_a_base_that_is_not_there_is_not_named(tmp_path: Path) -> None:
-    assert metadata_of(None) == metadata_of(tmp_path / "none") == {"format": "pt"}
+def test_initial_weights_are_not_named() -> None:
+    """No folder has them."""
+    seed = weight_source(None, 3)["digest"]
+    assert metadata_of(None) == metadata_of(seed) == {"format": "pt"}
 
 
 def test_tokenizer_and_settings_of_generation_go_along(tmp_path: Path) -> None:

@@ -13,6 +13,7 @@ import pytest
 
 from ascend_run.core.hooks import Hooks
 from ascend_run.ops.linear.peft_base import metadata_of
+from ascend_run.ops.weight_sources import weights_digest
 from ascend_run.plugin_api import CheckpointError, Layout, RunConfig
 from ascend_run.plugins.fine_tuning.lora import Lora, LoraOptions
 from ascend_run.plugins.fine_tuning.lora.base import BaseRecord
@@ -402,7 +403,7 @@ def test_an_adapter_of_other_weights_is_refused(tmp_path: Path) -> None:
         base.mkdir()
         (base / "config.json").write_text("{}")
         (base / "model.safetensors").write_text(base.name)
-    named = write_header(tmp_path / "named", metadata=metadata_of(bases[0]))
+    named = write_header(tmp_path / "named", metadata=metadata_of(weights_digest(bases[0])))
     unnamed = write_header(tmp_path / "unnamed")
     for folder, base, count in ((named, 0, 0), (named, 1, 1), (unnamed, 1, 0)):
         found = problems({"load": folder}, hf_path=str(bases[base]))

@@ -1,5 +1,5 @@
 """Ten steps against transformers and torch: losses, gradient norms and accuracies, in each layout.
-Then gradients in float64, packing, resuming and evaluation."""
+Then gradients in float64 and resuming."""
 
 from __future__ import annotations
 
