@@ -194,10 +194,9 @@ def _family_values(family: str) -> dict[str, Any]:
         **model_values(family),
         "model.vocab_size": VALUES["model.vocab_size"],
         "model.max_position_embeddings": LENGTH,
+        # The bias balances all that is routed, padding too, of which packed rows have less.
+        "model.moe_router_bias_update_rate": 0.0,
     }
     if values.get("model.log_n_scaling_length"):
         values["model.log_n_scaling_length"] = LENGTH
-    if values.get("model.moe_router_enable_expert_bias"):
-        # It balances all that is routed, padding too, of which packed rows have less.
-        values["model.moe_router_bias_update_rate"] = 0.0
     return values
