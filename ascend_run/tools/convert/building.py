@@ -44,7 +44,7 @@ def built_model(
         from ascend_run.core.hooks import Hooks
         from ascend_run.core.log.setup import configure_logging
         from ascend_run.core.model.build import build_model
-        from ascend_run.core.model.initialization import named_parameters
+        from ascend_run.core.model.initialization import global_name, named_parameters
         from ascend_run.core.run import prepared_rank
         from ascend_run.core.train.seeding import seed_everything
 
@@ -58,9 +58,12 @@ def built_model(
             hooks = Hooks([*plugins, *hooks.plugins])
             bundle = build_model(context.config, hooks, context.groups, context.device, dtype=dtype)
             (model,) = bundle.chunks
-            for name, parameter in named_parameters(model):
+            # of buffers, those that are stored, such as a router's bias of its experts
+            buffers = ((global_name(name, model), held) for name, held in model.named_buffers())
+            stored = ((name, held) for name, held in buffers if name in source.headers)
+            for name, held in (*named_parameters(model), *stored):
                 tensor = source.tensor(name)
-                parameter[: len(tensor)].copy_(tensor)
+                held[: len(tensor)].copy_(tensor)
             model.eval()
             yield cast("GPT", model)
 
