@@ -1,24 +1,21 @@
 """Keys and values of sequences, in pages.
 
-Source: Kwon et al. 2023, arXiv:2309.06180, section 4. The pages of a sequence are adjacent here, so
-that attention reads them in place.
+Source: Kwon et al. 2023, arXiv:2309.06180, section 4.
 """
 
 from __future__ import annotations
 
-from bisect import insort
-
 import attrs
+import torch
 from torch import Tensor
 
+from .page_table import CacheFull, PageTable
 from .step import StepPart
+
+__all__ = ["CacheFull", "KeyValueCache"]
 
 # P tokens of all pages, T tokens of a part, L tokens of one sequence, G key-value heads, D width of
 # k, E width of v
-
-
-class CacheFull(Exception):
-    """No pages are left for a sequence; the message has the tokens asked for and those free."""
 
 
 @attrs.frozen
@@ -49,31 +46,34 @@ class KeyValueCache:
     def __init__(self, num_tokens: int, page_size: int = 16) -> None:
         self.page_size = page_size
         self.num_pages = -(-num_tokens // page_size)
-        self._free = [(0, self.num_pages)]  # Runs of pages, sorted, never adjacent.
-        self._runs: dict[int, tuple[int, int]] = {}
+        self.pages = PageTable(self.num_pages, page_size)
         self._pools: dict[int, _Pool] = {}
 
     def reserve(self, sequence: int, num_tokens: int) -> None:
-        """Reserve pages for so many tokens of a new sequence: the first run that is long enough.
+        """Reserve pages for so many tokens of a new sequence.
 
         Raises:
-            CacheFull: No run of free pages is long enough.
+            CacheFull: There are too few free pages.
             ValueError: The sequence has pages already, or ``num_tokens`` is below 1.
         """
-        if sequence in self._runs or num_tokens < 1:
-            raise ValueError(f"sequence {sequence}: {num_tokens} tokens, or it has pages already")
-        count = -(-num_tokens // self.page_size)
-        for index, (start, end) in enumerate(self._free):
-            if end - start < count:
-                continue
-            rest = (start + count, end)
-            self._free[index : index + 1] = [rest] if rest[0] < end else []
-            self._runs[sequence] = (start, start + count)
-            return
-        raise CacheFull(
-            f"{num_tokens} tokens need {count} adjacent pages of {self.page_size} tokens, and of "
-            f"{self.num_pages * self.page_size} tokens {self.free_tokens} are free"
-        )
+        self.pages.reserve(sequence, num_tokens)
+
+    def fork(self, parent: int, child: int) -> None:
+        """Begin a new sequence with the tokens of another, and as many pages: both have its full
+        pages, and the last tokens are copied.
+
+        Raises:
+            CacheFull: There are too few free pages.
+        """
+        (num_stored,) = {pool.stored.get(parent, 0) for pool in self._pools.values()} or {0}
+        self.pages.fork(parent, child, num_stored)
+        first = num_stored - num_stored % self.page_size
+        sources = self._indices(parent, first, num_stored)
+        targets = self._indices(child, first, num_stored)
+        for pool in self._pools.values():
+            for held in (pool.k_GPD, pool.v_GPE):
+                held[:, targets] = held[:, sources]
+            pool.stored[child] = num_stored
 
     def append(
         self, layer_index: int, part: StepPart, k_TGD: Tensor, v_TGE: Tensor
@@ -81,35 +81,33 @@ class KeyValueCache:
         """Write the part's tokens.
 
         Returns:
-            Keys [L, G, D] and values [L, G, E] of its sequence up to and with them: views.
+            Keys [L, G, D] and values [L, G, E] of its sequence up to and with them: views, or
+            copies if its pages are not adjacent.
 
         Raises:
             ValueError: They do not fit into the pages of the sequence, or positions are left out.
         """
         pool = self._pool(layer_index, k_TGD, v_TGE)
-        first, last = (page * self.page_size for page in self._runs.get(part.sequence, (0, 0)))
-        end = part.start + part.count
+        end, reserved = part.start + part.count, self.pages.num_tokens(part.sequence)
         stored = pool.stored.get(part.sequence, 0)
-        if part.start != stored or first + end > last:
+        if part.start != stored or end > reserved:
             raise ValueError(
                 f"layer {layer_index}, sequence {part.sequence}: tokens {part.start} to {end} do "
-                f"not follow the {stored} stored ones within the {last - first} reserved"
+                f"not follow the {stored} stored ones within the {reserved} reserved"
             )
-        pool.k_GPD[:, first + part.start : first + end] = k_TGD.transpose(0, 1)
-        pool.v_GPE[:, first + part.start : first + end] = v_TGE.transpose(0, 1)
+        at = 0
+        for low, high in self.pages.tokens(part.sequence, part.start, end):
+            new = slice(at, at := at + high - low)
+            pool.k_GPD[:, low:high] = k_TGD[new].transpose(0, 1)
+            pool.v_GPE[:, low:high] = v_TGE[new].transpose(0, 1)
         pool.stored[part.sequence] = end
-        k_GLD, v_GLE = (held[:, first : first + end] for held in (pool.k_GPD, pool.v_GPE))
+        runs = self.pages.tokens(part.sequence, 0, end)
+        k_GLD, v_GLE = (_joined(held, runs) for held in (pool.k_GPD, pool.v_GPE))
         return k_GLD.transpose(0, 1), v_GLE.transpose(0, 1)
 
     def release(self, sequence: int) -> None:
-        """Free the pages of a sequence; its tokens are forgotten."""
-        insort(self._free, self._runs.pop(sequence))
-        merged: list[tuple[int, int]] = []
-        for start, end in self._free:
-            if merged and merged[-1][1] == start:
-                start = merged.pop()[0]
-            merged.append((start, end))
-        self._free = merged
+        """Free the pages that no other sequence has; the tokens of this one are forgotten."""
+        self.pages.release(sequence)
         for pool in self._pools.values():
             pool.stored.pop(sequence, None)
 
@@ -123,7 +121,11 @@ class KeyValueCache:
     @property
     def free_tokens(self) -> int:
         """Tokens of the free pages, adjacent or not."""
-        return self.page_size * sum(end - start for start, end in self._free)
+        return self.page_size * self.pages.num_free
+
+    def _indices(self, sequence: int, start: int, end: int) -> Tensor:
+        runs = self.pages.tokens(sequence, start, end)
+        return torch.tensor([index for run in runs for index in range(*run)], dtype=torch.int64)
 
     def _pool(self, layer_index: int, k_TGD: Tensor, v_TGE: Tensor) -> _Pool:
         if (pool := self._pools.get(layer_index)) is None:
@@ -133,3 +135,8 @@ class KeyValueCache:
                 v_TGE.new_empty(v_TGE.shape[1], num_tokens, v_TGE.shape[2]),
             )
         return pool
+
+
+def _joined(held: Tensor, runs: list[tuple[int, int]]) -> Tensor:
+    parts = [held[:, low:high] for low, high in runs]
+    return parts[0] if len(parts) == 1 else torch.cat(parts, 1)

@@ -9,6 +9,7 @@ from pathlib import Path
 import attrs
 import torch
 
+from ascend_run.ops.generation.beams import BeamSearch
 from ascend_run.ops.generation.engine import Emitted, Finish, Request
 from ascend_run.ops.generation.sampling import Sampling
 from ascend_run.plugin_api.errors import ConfigError
@@ -17,11 +18,14 @@ from ascend_run.tools.convert.opening import Format, recognised
 from ascend_run.tools.convert.source_options import SourceOptions
 
 from .model import GenerationModel, loaded_model
+from .searching import searched
 from .session import Session
 from .texts import Texts, open_texts
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp64": torch.float64}
 _MAX_SEQUENCES = 16
+OnText = Callable[[int, str], None]
+"""Takes the index of a prompt and a piece of its answer."""
 
 
 @attrs.frozen(kw_only=True)
@@ -36,6 +40,8 @@ class Question:
     max_new_tokens: int
     sampling: Sampling = attrs.field(factory=Sampling)
     stop: tuple[str, ...] = ()
+    search: BeamSearch | None = None
+    """Takes the place of sampling, stop words and log-probabilities."""
 
 
 @attrs.frozen(kw_only=True)
@@ -61,6 +67,9 @@ class Answer:
     logprobs: tuple[tuple[TokenLogprob, tuple[TokenLogprob, ...]], ...] | None = None
     """Of each new token, with the most probable ones; None: not asked for."""
 
+    score: float | None = None
+    """Of a search: its log-probability by the length penalty."""
+
     @property
     def new_tokens(self) -> int:
         return len(self.ids)
@@ -77,13 +86,11 @@ class _Open:
     finish: Finish | None = None
 
 
-def answers(
-    question: Question, on_text: Callable[[int, str], None] = lambda index, text: None
-) -> Iterator[Answer]:
+def answers(question: Question, on_text: OnText = lambda index, text: None) -> Iterator[Answer]:
     """Answer prompts as one batch; the answers are in their order.
 
     Args:
-        on_text: Called with the index of a prompt and each piece of its answer, as they come.
+        on_text: Called with each piece of an answer, as they come.
 
     Raises:
         AscendRunError: The model or its tokenizer cannot be read, or a prompt cannot be answered.
@@ -102,22 +109,48 @@ def answers(
             )
             for index, ids in enumerate(prompts)
         ]
-        session = Session(
-            model.engine(_cache_tokens(requests), max_sequences=_MAX_SEQUENCES), texts
-        )
-        numbers = {session.submit(one, question.stop): at for at, one in enumerate(requests)}
-        opened = [_Open(*pair) for pair in zip(question.prompts, map(len, prompts), strict=True)]
-        num_done = 0
-        while num_done < len(opened):
-            for piece in session.step():
-                index = numbers[piece.emitted.sequence]
-                one = opened[index]
-                one.emitted.append(piece.emitted)
-                one.text, one.finish = one.text + piece.text, piece.finish
-                on_text(index, piece.text)
-            while num_done < len(opened) and opened[num_done].finish is not None:
-                yield _answer(opened[num_done], texts)
-                num_done += 1
+        if question.search is None:
+            yield from _chosen(question, model, texts, requests, on_text)
+        else:
+            found = searched(model, requests, question.search)
+            for index, one in enumerate(found):
+                text = texts.continuation(prompts[index], one.ids)
+                on_text(index, text)
+                yield Answer(
+                    prompt=question.prompts[index],
+                    text=text,
+                    ids=one.ids,
+                    finish=one.finish,
+                    prompt_tokens=len(prompts[index]),
+                    score=one.score,
+                )
+
+
+def _chosen(
+    question: Question,
+    model: GenerationModel,
+    texts: Texts,
+    requests: Sequence[Request],
+    on_text: OnText,
+) -> Iterator[Answer]:
+    """Answer token by token."""
+    session = Session(model.engine(_cache_tokens(requests), max_sequences=_MAX_SEQUENCES), texts)
+    numbers = {session.submit(one, question.stop): at for at, one in enumerate(requests)}
+    opened = [
+        _Open(prompt, len(request.prompt))
+        for prompt, request in zip(question.prompts, requests, strict=True)
+    ]
+    num_done = 0
+    while num_done < len(opened):
+        for piece in session.step():
+            index = numbers[piece.emitted.sequence]
+            one = opened[index]
+            one.emitted.append(piece.emitted)
+            one.text, one.finish = one.text + piece.text, piece.finish
+            on_text(index, piece.text)
+        while num_done < len(opened) and opened[num_done].finish is not None:
+            yield _answer(opened[num_done], texts)
+            num_done += 1
 
 
 def _sampling_of(sampling: Sampling, index: int) -> Sampling:

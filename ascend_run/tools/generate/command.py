@@ -10,6 +10,7 @@ import click
 from ascend_run.plugin_api.errors import ConfigError
 from ascend_run.tools.convert.source_options import SourceOptions, source_options
 
+from .beam_options import BeamOptions, beam_options
 from .printing import TextPrinter, as_record
 from .sampling_options import SamplingOptions, sampling_options
 
@@ -44,6 +45,7 @@ from .sampling_options import SamplingOptions, sampling_options
     help="Compute in this; default: fp32, or fp64 of such weights.",
 )
 @sampling_options
+@beam_options
 @click.option("--json", "as_json", is_flag=True, help="Print a JSON object for each prompt.")
 def command(
     model: Path,
@@ -55,6 +57,7 @@ def command(
     as_json: bool,
     source_options: SourceOptions,
     sampling_options: SamplingOptions,
+    beam_options: BeamOptions,
 ) -> int:
     """Continue prompts with a stored model.
 
@@ -64,10 +67,10 @@ def command(
     ascend-run generate /models/llama --prompts questions.txt --json
 
     MODEL is a run's folder or one of its checkpoints, or a folder of Hugging Face's or Megatron's
-    format. The most probable token follows each time, unless an option draws it.
+    format. The most probable token follows each time, unless an option draws it or searches.
     """
     prompts = _prompts(prompt, file)
-    _require_sensible(sampling_options, as_json)
+    _require_sensible(sampling_options, beam_options, as_json)
     from .answering import Question, answers
 
     started = time.perf_counter()
@@ -81,6 +84,7 @@ def command(
         max_new_tokens=max_new_tokens,
         sampling=sampling,
         stop=sampling_options.stop,
+        search=beam_options.search(sampling_options),
     )
     printer = TextPrinter(prompts)
     new_tokens = 0
@@ -96,12 +100,12 @@ def command(
     return 0
 
 
-def _require_sensible(options: SamplingOptions, as_json: bool) -> None:
+def _require_sensible(options: SamplingOptions, beams: BeamOptions, as_json: bool) -> None:
     """
     Raises:
         ConfigError: An option is out of range or has no effect; lists all.
     """
-    problems = [*options.problems()]
+    problems = [*options.problems(), *beams.problems(options)]
     if options.logprobs is not None and not as_json:
         problems.append("--logprobs: no effect without --json")
     if problems:

@@ -52,6 +52,8 @@ def as_record(answer: Answer) -> str:
             {**_fields(one), "top": [_fields(other) for other in top]}
             for one, top in answer.logprobs
         ]
+    if answer.score is not None:
+        record["score"] = answer.score
     return json.dumps(record, ensure_ascii=False)
 
 

@@ -9,6 +9,7 @@ from typing import Any, Final
 import attrs
 
 from ascend_run.plugin_api.errors import ConfigError, DataError
+from ascend_run.text.generated_text import GeneratedText
 from ascend_run.text.tokenizer import TextTokenizer, load_tokenizer
 from ascend_run.text.tokenizer_content import NAMES
 
@@ -27,6 +28,11 @@ class Texts:
         """Return the ids of a prompt, with the special tokens that it spells and those that the
         tokenizer adds, such as the begin of a text."""
         return tuple(self.tokenizer.backend.encode(prompt, add_special_tokens=True).ids)
+
+    def continuation(self, prompt: Sequence[int], new: Sequence[int]) -> str:
+        """Return the text of the new ids, without special tokens."""
+        text = GeneratedText(self.tokenizer.backend, prompt)
+        return "".join([*(text.push(token) for token in new), text.finish()])
 
     def special_ids(self, words: Sequence[str]) -> frozenset[int]:
         """Return the ids of those words that are special tokens."""

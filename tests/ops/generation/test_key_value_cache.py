@@ -1,6 +1,7 @@
 """Pages against lists of tokens."""
 
 import math
+import random
 
 import pytest
 import torch
@@ -11,14 +12,15 @@ from ascend_run.ops.generation.key_value_cache import CacheFull, KeyValueCache
 from ascend_run.ops.generation.step import StepPart
 
 G, D, E, PAGE, PAGES, LAYERS = 2, 3, 5, 4, 9, 2
-ACTION = st.tuples(st.sampled_from("raaaf"), st.integers(0, 4), st.integers(1, 13))
+ACTION = st.tuples(st.sampled_from("raaakf"), st.integers(0, 4), st.integers(1, 13))
 
 
 def poison(cache: KeyValueCache) -> None:
     """Fill what no sequence owns with NaN."""
-    owned = torch.zeros(PAGES * PAGE, dtype=torch.bool)
-    for start, end in cache._runs.values():
-        owned[start * PAGE : end * PAGE] = True
+    owned = torch.zeros(cache.num_pages * PAGE, dtype=torch.bool)
+    for sequence in cache.pages._runs:
+        for low, high in cache.pages.tokens(sequence, 0, cache.pages.num_tokens(sequence)):
+            owned[low:high] = True
     for pool in cache._pools.values():
         pool.k_GPD[:, ~owned] = math.nan
         pool.v_GPE[:, ~owned] = math.nan
@@ -26,24 +28,46 @@ def poison(cache: KeyValueCache) -> None:
 
 @given(st.lists(ACTION, max_size=40))
 def test_a_sequence_reads_its_own_tokens_in_order(actions: list[tuple[str, int, int]]) -> None:
+    check(actions)
+
+
+def test_a_sequence_reads_its_own_tokens_after_many_actions() -> None:
+    draw = random.Random(0)
+    check([(draw.choice("raaakf"), draw.randrange(5), draw.randint(1, 13)) for _ in range(600)])
+
+
+def check(actions: list[tuple[str, int, int]]) -> None:
+    """Compare with tensors of each sequence, and with its pages as objects, which a sequence has
+    in part from the one that it began with."""
     cache = KeyValueCache(PAGES * PAGE - 1, PAGE)
     generator = torch.Generator().manual_seed(0)
-    reserved: dict[int, int] = {}
+    pages: dict[int, list[object]] = {}
     stored: dict[int, list[list[tuple[torch.Tensor, torch.Tensor]]]] = {}
     for action, sequence, count in actions:
-        if action == "r" and sequence not in reserved:
+        if action == "r" and sequence not in pages:
             try:
                 cache.reserve(sequence, count)
             except CacheFull:
                 continue
-            reserved[sequence], stored[sequence] = count, [[] for _ in range(LAYERS)]
-        elif action == "f" and sequence in reserved:
+            pages[sequence] = [object() for _ in range(-(-count // PAGE))]
+            stored[sequence] = [[] for _ in range(LAYERS)]
+        elif action == "k" and sequence in pages and (child := count % 5) not in pages:
+            full = sum(len(k) for k, _ in stored[sequence][0]) // PAGE
+            try:
+                cache.fork(sequence, child)
+            except CacheFull:
+                assert cache.free_tokens < (len(pages[sequence]) - full) * PAGE
+                continue
+            own = [object() for _ in pages[sequence][full:]]
+            pages[child] = [*pages[sequence][:full], *own]
+            stored[child] = [[*layer] for layer in stored[sequence]]
+        elif action == "f" and sequence in pages:
             cache.release(sequence)
-            del reserved[sequence], stored[sequence]
+            del pages[sequence], stored[sequence]
             poison(cache)
-        elif action == "a" and sequence in reserved:
+        elif action == "a" and sequence in pages:
             start = sum(len(k) for k, _ in stored[sequence][0])
-            count = min(count, reserved[sequence] - start)
+            count = min(count, len(pages[sequence]) * PAGE - start)
             if count == 0:
                 continue
             for layer in range(LAYERS):
@@ -53,10 +77,52 @@ def test_a_sequence_reads_its_own_tokens_in_order(actions: list[tuple[str, int, 
                 keys, values = cache.append(layer, StepPart(sequence, start, 0, count), k, v)
                 assert torch.equal(keys, torch.cat([k for k, _ in stored[sequence][layer]]))
                 assert torch.equal(values, torch.cat([v for _, v in stored[sequence][layer]]))
-        pages = sum(-(-tokens // PAGE) for tokens in reserved.values())
-        assert cache.free_tokens == (PAGES - pages) * PAGE
+        used = len({page for owned in pages.values() for page in owned})
+        assert cache.free_tokens == (PAGES - used) * PAGE
         written = len(cache._pools)
-        assert cache.num_bytes == pages * PAGE * written * G * (D + E) * 4
+        assert cache.num_bytes == used * PAGE * written * G * (D + E) * 4
+
+
+@pytest.mark.parametrize("num_stored", [0, 3, 4, 6, 8])
+def test_a_fork_shares_full_pages_and_copies_the_last_tokens(num_stored: int) -> None:
+    cache = KeyValueCache(60, PAGE)
+    k, v = torch.randn(13, G, D), torch.randn(13, G, E)
+    cache.reserve(0, 13)
+    if num_stored:
+        cache.append(0, StepPart(0, 0, 0, num_stored), k[:num_stored], v[:num_stored])
+    poison(cache)
+    cache.fork(0, 1)
+    shared = num_stored // PAGE
+    assert cache.free_tokens == 60 - (4 + 4 - shared) * PAGE
+    for sequence in (1, 0):  # each goes on by itself
+        part = StepPart(sequence, num_stored, 0, 13 - num_stored)
+        new = k[num_stored:] + sequence, v[num_stored:] + sequence
+        keys, values = cache.append(0, part, *new)
+        assert torch.equal(keys, torch.cat([k[:num_stored], new[0]]))
+        assert torch.equal(values, torch.cat([v[:num_stored], new[1]]))
+    cache.release(0)
+    assert cache.free_tokens == 60 - 4 * PAGE
+    cache.release(1)
+    assert cache.free_tokens == 60
+    assert cache.pages._free == [(0, 15)]
+
+
+def test_pages_that_are_not_adjacent_serve_when_no_run_is_long_enough() -> None:
+    cache = KeyValueCache(40, 4)
+    for sequence in range(5):
+        cache.reserve(sequence, 8)
+    cache.release(1)
+    cache.release(3)
+    cache.reserve(7, 14)
+    assert cache.pages._runs[7] == [(2, 4), (6, 8)]
+    assert cache.pages.tokens(7, 0, 13) == [(8, 16), (24, 29)]
+    assert cache.pages.tokens(7, 7, 9) == [(15, 16), (24, 25)]
+    k, v = torch.randn(13, G, D), torch.randn(13, G, E)
+    for start, end in ((0, 6), (6, 7), (7, 13)):  # the second range begins at 8
+        part = StepPart(7, start, 0, end - start)
+        got = cache.append(0, part, k[start:end], v[start:end])
+        assert torch.equal(got[0], k[:end])
+        assert torch.equal(got[1], v[:end])
 
 
 def test_the_first_run_that_is_long_enough_is_taken() -> None:
@@ -66,13 +132,13 @@ def test_the_first_run_that_is_long_enough_is_taken() -> None:
     for sequence in (3, 1, 2):  # together six adjacent pages, freed in another order
         cache.release(sequence)
     cache.reserve(7, 24)
-    assert cache._runs[7] == (2, 8)
+    assert cache.pages._runs[7] == [(2, 8)]
 
 
 def test_the_message_has_the_tokens_asked_for_and_those_free() -> None:
     cache = KeyValueCache(40, 4)
     cache.reserve(0, 30)
-    with pytest.raises(CacheFull, match=r"9 tokens need 3 adjacent .* of 40 tokens 8 are free"):
+    with pytest.raises(CacheFull, match=r"9 tokens need 3 pages .* of 40 tokens 8 are free"):
         cache.reserve(1, 9)
 
 

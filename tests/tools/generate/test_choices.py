@@ -59,6 +59,25 @@ def test_repetition_penalty_counts_the_prompt_as_transformers(folder: Path, refe
         assert one["ids"] == want.tolist()
 
 
+def test_beams_are_those_of_transformers(folder: Path, reference: Any) -> None:
+    words = ["--max-new-tokens", 12, "--dtype", "fp64", "--num-beams", 3]
+    words += ["--length-penalty", 0.5, "--early-stopping", "true"]
+    found = generated(folder, "--prompts", folder / "prompts.txt", *words)
+    for prompt, one in zip(PROMPTS, found, strict=True):
+        ids = encoded(folder, prompt)
+        options = {"num_beams": 3, "length_penalty": 0.5, "early_stopping": True}
+        out = by_transformers(
+            reference,
+            ids,
+            **options,
+            max_new_tokens=12,
+            output_scores=True,
+            return_dict_in_generate=True,
+        )
+        assert one["ids"] == out.sequences[0, len(ids) :].tolist()
+        assert one["score"] == pytest.approx(float(out.sequences_scores[0]), abs=1e-10)
+
+
 def test_log_probabilities_are_the_transition_scores_of_transformers(
     folder: Path, reference: Any
 ) -> None:
@@ -107,19 +126,6 @@ def test_a_stop_word_ends_the_text_before_it(folder: Path) -> None:
     assert (other["text"], other["finish"]) == (before, "stop")
     assert other["ids"] == one["ids"][: other["new_tokens"]]
     assert other["new_tokens"] < one["new_tokens"]
-
-
-def test_a_special_token_as_a_stop_word_ends_the_text(folder: Path) -> None:
-    """Though special tokens have no text."""
-    words = ["--max-new-tokens", 100, "--temperature", 3, "--seed", 1]
-    words += ["--stop", "<|endoftext|>"]
-    (one,) = generated(folder, "the fox", *words)
-    end = encoded(folder, "<|endoftext|>")[0]
-    assert end not in one["ids"][:-1]
-    (folder / "long.txt").write_text("\n".join(["fox"] * 12))
-    found = generated(folder, "--prompts", folder / "long.txt", *words)
-    assert any(one["ids"][-1] == end and one["finish"] == "stop" for one in found)
-    assert all(end not in one["ids"][:-1] for one in found)
 
 
 def test_answers_are_printed_in_the_order_of_prompts(
@@ -177,9 +183,24 @@ def test_pieces_are_printed_as_they_come(folder: Path, monkeypatch: pytest.Monke
             ["--top-k, --min-p: no effect without draws"],
         ),
         (["--repetition-penalty", "nan"], ["--repetition-penalty nan: expected a number above 0"]),
+        (
+            ["--num-beams", "0", "--length-penalty", "inf"],
+            [
+                "--num-beams 0: expected a number from 1 to 64",
+                "--length-penalty inf: expected a finite number",
+            ],
+        ),
+        (
+            ["--length-penalty", "2", "--early-stopping", "true"],
+            ["--length-penalty, --early-stopping: no effect with one beam; say --num-beams"],
+        ),
+        (
+            ["--num-beams", "2", "--top-k", "3", "--stop", "x", "--logprobs", "1", "--json"],
+            ["--top-p and --min-p; --stop; --logprobs: not with --num-beams"],
+        ),
         (["--top-k", "many"], ["'many' is not a valid integer"]),
     ],
-    ids=["ranges", "seed", "greedy", "nan", "word"],
+    ids=["ranges", "seed", "greedy", "nan", "beams", "one-beam", "both", "word"],
 )
 def test_options_that_cannot_be_used_are_listed(
     folder: Path, capsys: pytest.CaptureFixture[str], words: list[str], messages: list[str]
