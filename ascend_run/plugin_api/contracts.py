@@ -12,6 +12,8 @@ from ascend_run.types.attention import AttentionFeatures as AttentionFeatures
 from ascend_run.types.attention import AttentionKernel as AttentionKernel
 from ascend_run.types.attention import AttentionResult as AttentionResult
 from ascend_run.types.attention import AttentionSpec as AttentionSpec
+from ascend_run.types.attention import CachedAttentionKernel as CachedAttentionKernel
+from ascend_run.types.attention import CachedKeys as CachedKeys
 from ascend_run.types.attention import DocumentPartition as DocumentPartition
 from ascend_run.types.attention import Dropout as Dropout
 from ascend_run.types.attention import Mask as Mask

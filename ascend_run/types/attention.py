@@ -103,6 +103,7 @@ class AttentionFeatures:
     packed: bool = False  #: Inputs [T, N, D], without a batch axis.
     unequal_lengths: bool = False  #: ``S_q != S_k``.
     unequal_widths: bool = False  #: ``D != E``: width of q and k, and of v.
+    cached: bool = False  #: It is a ``CachedAttentionKernel``.
 
     def __and__(self, other: AttentionFeatures) -> AttentionFeatures:
         """Features of one kernel wrapped around another: those that both support."""
@@ -115,8 +116,10 @@ class AttentionFeatures:
 
     @classmethod
     def all_but(cls, *names: str) -> AttentionFeatures:
-        """All features except these: what a wrapping kernel passes through to the inner one."""
-        return cls(**{field.name: field.name not in names for field in attrs.fields(cls)})
+        """All features of ``forward`` except these: what a wrapping kernel passes through to the
+        inner one. ``cached`` is not one of them: it is another method."""
+        absent = {*names, "cached"}
+        return cls(**{field.name: field.name not in absent for field in attrs.fields(cls)})
 
 
 class AttentionKernel(Protocol[Saved]):
@@ -160,6 +163,40 @@ class AttentionKernel(Protocol[Saved]):
         Returns:
             ``(dq, dk, dv)`` in the shapes of q, k and v; then the bias's gradient, if
             ``spec.bias_requires_grad``; then that of the sinks, if the spec has any.
+        """
+        ...
+
+
+@attrs.frozen(kw_only=True, eq=False)
+class CachedKeys:
+    """Keys and values of one layer, in pages, and whose they are in one step of generation.
+
+    The fields of the sequences are in the order of the step. Each sequence's own tokens of the step
+    are its last ones in the pages.
+    """
+
+    k: Tensor  #: [G, P, D]: the pages of all sequences one after the other, heads first.
+    v: Tensor  #: [G, P, E].
+    runs: Sequence[Sequence[tuple[int, int]]]
+    """Half-open ranges of P with a sequence's tokens, in their order; adjacent pages are one."""
+    queries: Sequence[tuple[int, int]]  #: Half-open range of T: a sequence's tokens in the step.
+    starts: Sequence[int]  #: Position of a sequence's first token in the step, from 0.
+
+
+class CachedAttentionKernel(AttentionKernel[Saved], Protocol[Saved]):
+    """A kernel that reads keys in pages; ``features.cached`` says so. Optional: another kernel with
+    ``unequal_lengths`` is called once per sequence."""
+
+    def forward_cached(self, q: Tensor, keys: CachedKeys, spec: AttentionSpec) -> Tensor:
+        """Compute the attention of a step; there is no backward.
+
+        Args:
+            q: [T, N, D]; any strides. Each of T is a token of one of the sequences.
+            spec: Without a bias, documents and dropout. Its mask starts at 0 for queries and keys;
+                positions are those of ``keys``.
+
+        Returns:
+            [T, N, E] in the dtype of q.
         """
         ...
 
