@@ -4,15 +4,22 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, cast
 
 import attrs
+import torch
 from torch import Tensor, nn
 
-from ascend_run.types.attention import AttentionKernel, AttentionResult, AttentionSpec
+from ascend_run.types.attention import (
+    AttentionKernel,
+    AttentionResult,
+    AttentionSpec,
+    CachedAttentionKernel,
+    CachedKeys,
+)
 from ascend_run.types.forward import Forward, ForwardLink
 
-from .key_value_cache import KeyValueCache
+from .key_value_cache import KeyValueCache, StepPages
 from .step import Step
 
 # T tokens of a step, N query heads, G key-value heads, D width of q and k, E width of v, R rows
@@ -25,6 +32,7 @@ class CachedForward:
 
     cache: KeyValueCache | None = None
     step: Step | None = None
+    pages: StepPages | None = None  #: Of the step, once a layer has asked for them.
 
     @contextmanager
     def running(self, step: Step) -> Iterator[None]:
@@ -35,7 +43,15 @@ class CachedForward:
         try:
             yield
         finally:
-            self.step = None
+            self.step = self.pages = None
+
+    def write(self, layer_index: int, k_TGD: Tensor, v_TGE: Tensor) -> CachedKeys:
+        """Write the keys and values of the step's tokens; return the pages with them."""
+        assert self.cache is not None, "a step needs a cache"
+        assert self.step is not None, "no step runs"
+        if self.pages is None:
+            self.pages = self.cache.place(self.step)
+        return self.cache.write(layer_index, self.pages, k_TGD, v_TGE)
 
 
 class CachedAttention(AttentionKernel[Any]):
@@ -46,6 +62,7 @@ class CachedAttention(AttentionKernel[Any]):
     ) -> None:
         self.inner, self.layer_index, self.state = inner, layer_index, forward
         self.features, self.backward_reads = inner.features, inner.backward_reads
+        self._reads_pages = inner.features.cached
 
     def forward(self, q: Tensor, k: Tensor, v: Tensor, spec: AttentionSpec) -> AttentionResult[Any]:
         """With a step: [T, 1, N, D], [T, 1, G, D], [T, 1, G, E] -> out [T, 1, N, E], and no lse.
@@ -53,18 +70,29 @@ class CachedAttention(AttentionKernel[Any]):
         Raises:
             ValueError: The batch has a bias or documents, which a step cannot have.
         """
-        step, cache = self.state.step, self.state.cache
-        if step is None or cache is None:
+        if self.state.step is None:
             return self.inner.forward(q, k, v, spec)
         if spec.bias is not None or spec.mask.document_ends is not None:
             raise ValueError("attention to cached keys takes neither a bias nor documents")
-        out = q.new_zeros(*q.shape[:-1], v.shape[-1])
-        for part in step.parts:
-            keys, values = cache.append(self.layer_index, part, k[part.rows, 0], v[part.rows, 0])
-            one = attrs.evolve(spec, mask=attrs.evolve(spec.mask, query_start=part.start))
-            arguments = (q[part.rows], keys.unsqueeze(1), values.unsqueeze(1), one)
-            out[part.rows] = self.inner.forward(*arguments).out
+        out = self.of_step(q.squeeze(1), k.squeeze(1), v.squeeze(1), spec).unsqueeze(1)
         return AttentionResult(out, q.new_empty(0))
+
+    def of_step(self, q: Tensor, k: Tensor, v: Tensor, spec: AttentionSpec) -> Tensor:
+        """Compute the attention of the step that runs, [T, N, D], [T, G, D], [T, G, E] ->
+        [T, N, E]."""
+        step, cache = self.state.step, self.state.cache
+        assert step is not None
+        assert cache is not None
+        if self._reads_pages:
+            keys = self.state.write(self.layer_index, k, v)
+            return cast("CachedAttentionKernel[Any]", self.inner).forward_cached(q, keys, spec)
+        found = []
+        for part in step.parts:
+            keys_LGD, values_LGE = cache.append(self.layer_index, part, k[part.rows], v[part.rows])
+            one = attrs.evolve(spec, mask=attrs.evolve(spec.mask, query_start=part.start))
+            arguments = (q[part.rows, None], keys_LGD[:, None], values_LGE[:, None], one)
+            found.append(self.inner.forward(*arguments).out.squeeze(1))
+        return torch.cat(found)
 
     def backward(self, *arguments: Any, **options: Any) -> tuple[Tensor, ...]:
         """Compute the gradients of a forward without a step."""

@@ -5,12 +5,16 @@ Source: Kwon et al. 2023, arXiv:2309.06180, section 4.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import attrs
 import torch
 from torch import Tensor
 
+from ascend_run.types.attention import CachedKeys
+
 from .page_table import CacheFull, PageTable
-from .step import StepPart
+from .step import Step, StepPart
 
 __all__ = ["CacheFull", "KeyValueCache"]
 
@@ -30,6 +34,17 @@ class _Pool:
     @property
     def token_bytes(self) -> int:
         return sum(pool.nbytes // pool.shape[1] for pool in (self.k_GPD, self.v_GPE))
+
+
+@attrs.frozen(eq=False)
+class StepPages:
+    """Where the tokens of a step's sequences are in the pages, the same in every layer."""
+
+    parts: tuple[StepPart, ...]
+    written_T: Tensor  #: int64; index into P of each token of the step.
+    runs: Sequence[Sequence[tuple[int, int]]]  #: See ``CachedKeys``; so below.
+    queries: Sequence[tuple[int, int]]
+    starts: Sequence[int]
 
 
 class KeyValueCache:
@@ -104,6 +119,53 @@ class KeyValueCache:
         runs = self.pages.tokens(part.sequence, 0, end)
         k_GLD, v_GLE = (_joined(held, runs) for held in (pool.k_GPD, pool.v_GPE))
         return k_GLD.transpose(0, 1), v_GLE.transpose(0, 1)
+
+    def place(self, step: Step) -> StepPages:
+        """Return where a step's tokens are in the pages, for ``write``.
+
+        Raises:
+            ValueError: They do not fit into the pages of a sequence.
+        """
+        written: list[Tensor] = []
+        runs = []
+        for part in step.parts:
+            end, reserved = part.start + part.count, self.pages.num_tokens(part.sequence)
+            if end > reserved:
+                raise ValueError(
+                    f"sequence {part.sequence}: tokens {part.start} to {end} do not fit into the "
+                    f"{reserved} reserved"
+                )
+            device = step.tokens_T.device
+            for low, high in self.pages.tokens(part.sequence, part.start, end):
+                written.append(torch.arange(low, high, device=device))
+            runs.append(self.pages.tokens(part.sequence, 0, end))
+        queries = [(part.first, part.first + part.count) for part in step.parts]
+        starts = [part.start for part in step.parts]
+        return StepPages(step.parts, torch.cat(written), runs, queries, starts)
+
+    def write(self, layer_index: int, pages: StepPages, k_TGD: Tensor, v_TGE: Tensor) -> CachedKeys:
+        """Write the tokens of all sequences of a step; return the pages with them.
+
+        Raises:
+            ValueError: Positions are left out.
+        """
+        pool = self._pool(layer_index, k_TGD, v_TGE)
+        for part in pages.parts:
+            if (stored := pool.stored.get(part.sequence, 0)) != part.start:
+                raise ValueError(
+                    f"layer {layer_index}, sequence {part.sequence}: tokens from {part.start} on "
+                    f"do not follow the {stored} stored ones"
+                )
+            pool.stored[part.sequence] = part.start + part.count
+        pool.k_GPD.index_copy_(1, pages.written_T, k_TGD.transpose(0, 1))
+        pool.v_GPE.index_copy_(1, pages.written_T, v_TGE.transpose(0, 1))
+        return CachedKeys(
+            k=pool.k_GPD,
+            v=pool.v_GPE,
+            runs=pages.runs,
+            queries=pages.queries,
+            starts=pages.starts,
+        )
 
     def release(self, sequence: int) -> None:
         """Free the pages that no other sequence has; the tokens of this one are forgotten."""

@@ -16,7 +16,7 @@ from ascend_run.ops.generation.cached_attention import (
 from ascend_run.ops.generation.key_value_cache import KeyValueCache
 from ascend_run.ops.generation.step import Chunk, Step
 from ascend_run.plugins.platforms.cpu.attention import FusedCpuAttention
-from ascend_run.types.attention import AttentionSpec, Mask, PositionBias
+from ascend_run.types.attention import AttentionFeatures, AttentionSpec, Mask, PositionBias
 
 N, G, D, E, LENGTHS = 4, 2, 6, 3, {5: 23, 9: 14}
 SPECS = {
@@ -52,15 +52,24 @@ def tensors(length: int) -> tuple[Tensor, Tensor, Tensor]:
     return q, k, v
 
 
+class _OfSequences(FusedCpuAttention):
+    """A kernel that reads no pages: it is called once per sequence."""
+
+    features = AttentionFeatures.all_but()
+
+
+@pytest.mark.parametrize("inner", [FusedCpuAttention, _OfSequences])
 @pytest.mark.parametrize("kind", SPECS)
-def test_chunks_of_two_sequences_attend_as_each_whole(kind: str) -> None:
+def test_chunks_of_two_sequences_attend_as_each_whole(
+    kind: str, inner: type[FusedCpuAttention]
+) -> None:
     torch.manual_seed(0)
     draw = random.Random(1)
     options: dict[str, Any] = SPECS[kind]
     spec = AttentionSpec(scale=0.4, **options)
     cache = KeyValueCache(64, 4)
     state = CachedForward(cache)
-    kernel = CachedAttention(FusedCpuAttention(), 0, state)
+    kernel = CachedAttention(inner(), 0, state)
     data = {sequence: tensors(length) for sequence, length in LENGTHS.items()}
     for sequence, length in LENGTHS.items():
         cache.reserve(sequence, length)

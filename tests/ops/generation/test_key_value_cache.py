@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ascend_run.ops.generation.key_value_cache import CacheFull, KeyValueCache
-from ascend_run.ops.generation.step import StepPart
+from ascend_run.ops.generation.step import Chunk, Step, StepPart
 
 G, D, E, PAGE, PAGES, LAYERS = 2, 3, 5, 4, 9, 2
 ACTION = st.tuples(st.sampled_from("raaakf"), st.integers(0, 4), st.integers(1, 13))
@@ -149,6 +149,38 @@ def test_tokens_that_do_not_follow_the_stored_are_refused(start: int, count: int
     part = StepPart(0, start, 0, count)
     with pytest.raises(ValueError, match="do not follow the 0 stored ones within the 8"):
         cache.append(0, part, torch.zeros(count, G, D), torch.zeros(count, G, E))
+
+
+def chunk(sequence: int, start: int, count: int) -> Chunk:
+    return Chunk(sequence=sequence, start=start, ids=[0] * count, num_logits=0)
+
+
+def test_a_step_is_written_where_each_sequence_has_its_pages() -> None:
+    torch.manual_seed(0)
+    one, other = KeyValueCache(40, 4), KeyValueCache(40, 4)
+    for cache in (one, other):
+        cache.reserve(5, 9)
+        cache.reserve(2, 6)
+    for starts in ((0, 0), (4, 3)):
+        step = Step.of([chunk(2, starts[1], 3), chunk(5, starts[0], 4)])
+        k, v = torch.randn(7, G, D), torch.randn(7, G, E)
+        got = one.write(1, one.place(step), k, v)
+        assert got.starts == [starts[1], starts[0]]
+        assert got.queries == [(0, 3), (3, 7)]
+        for part, ((low, high),) in zip(step.parts, got.runs, strict=True):
+            want = other.append(1, part, k[part.rows], v[part.rows])
+            assert torch.equal(got.k[:, low:high].transpose(0, 1), want[0])
+            assert torch.equal(got.v[:, low:high].transpose(0, 1), want[1])
+
+
+def test_a_step_that_does_not_follow_is_refused() -> None:
+    cache = KeyValueCache(40, 4)
+    cache.reserve(0, 8)
+    with pytest.raises(ValueError, match="tokens 0 to 9 do not fit into the 8 reserved"):
+        cache.place(Step.of([chunk(0, 0, 9)]))
+    pages = cache.place(Step.of([chunk(0, 1, 1)]))
+    with pytest.raises(ValueError, match="from 1 on do not follow the 0 stored"):
+        cache.write(0, pages, torch.zeros(1, G, D), torch.zeros(1, G, E))
 
 
 def test_a_sequence_has_pages_once() -> None:

@@ -13,16 +13,25 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import attrs
 import torch
 from torch import Tensor
 
 from ascend_run.ops.attention import blockwise_attention, fused_attention
+from ascend_run.ops.attention.paged_attention import PagedAttention
 from ascend_run.ops.attention.shared_bands import SharedBands
 from ascend_run.ops.attention.visibility import BAND_BLOCK, Rectangle, Shape
-from ascend_run.plugin_api import AttentionFeatures, AttentionKernel, AttentionResult, AttentionSpec
+from ascend_run.plugin_api import AttentionFeatures, AttentionResult, AttentionSpec
+from ascend_run.plugin_api.contracts import CachedAttentionKernel, CachedKeys
 
 _forward = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu.default
 _backward = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward.default
+
+
+def _unmasked(q: Tensor, k: Tensor, v: Tensor, scale: float) -> tuple[Tensor, Tensor]:
+    """ops.attention.paged_attention.FullKernel."""
+    out, lse = _forward(q, k, v, scale=scale)
+    return out, lse
 
 
 class _Fused:
@@ -68,7 +77,7 @@ class _Fused:
         return options
 
 
-class FusedCpuAttention(AttentionKernel[tuple[()]]):
+class FusedCpuAttention(CachedAttentionKernel[tuple[()]]):
     """The attention kernel of the CPU platform.
 
     Shapes and dtypes: as in the contract; float64, float32, bfloat16 and float16. The fused kernel
@@ -83,7 +92,7 @@ class FusedCpuAttention(AttentionKernel[tuple[()]]):
             rounded once. ``blockwise_attention`` computes in float32 anyway.
     """
 
-    features = AttentionFeatures.all_but()
+    features = attrs.evolve(AttentionFeatures.all_but(), cached=True)
     backward_reads = frozenset({"q", "k", "v", "out", "lse"})
 
     def __init__(
@@ -95,6 +104,7 @@ class FusedCpuAttention(AttentionKernel[tuple[()]]):
     ) -> None:
         self.in_blocks, self.wide_backward = in_blocks, wide_backward
         self._fused = _Fused(masks)
+        self._paged = PagedAttention(None if in_blocks else _unmasked, self.forward)
 
     def forward(
         self, q: Tensor, k: Tensor, v: Tensor, spec: AttentionSpec
@@ -104,6 +114,9 @@ class FusedCpuAttention(AttentionKernel[tuple[()]]):
                 self._fused, q, k, v, spec, in_blocks=self._runs_in_blocks(spec), by_halves=True
             )
         )
+
+    def forward_cached(self, q: Tensor, keys: CachedKeys, spec: AttentionSpec) -> Tensor:
+        return self._paged(q, keys, spec)
 
     def backward(
         self,
