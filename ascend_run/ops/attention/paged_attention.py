@@ -48,21 +48,41 @@ class PagedAttention:
     masked: MaskedKernel
 
     def __call__(self, q_TND: Tensor, keys: CachedKeys, spec: AttentionSpec) -> Tensor:
-        plain = attrs.evolve(spec, sinks=None)
-        found = [
-            self._of_sequence(q_TND[first:last], keys, place, plain, spec.sinks)
-            for place, (first, last) in enumerate(keys.queries)
-        ]
-        return found[0] if len(found) == 1 else torch.cat(found)
+        is_simple = q_TND.shape[2] == keys.v.shape[2] and not needs_scores(spec)
+        in_place = len(keys.runs) == len(q_TND) and all(len(runs) == 1 for runs in keys.runs)
+        if self.full is not None and is_simple and in_place:
+            out_TNE, lse_NT = self._of_tokens(self.full, q_TND, keys, spec)
+        else:
+            plain = attrs.evolve(spec, sinks=None)
+            found = [
+                self._of_sequence(q_TND[first:last], keys, place, plain)
+                for place, (first, last) in enumerate(keys.queries)
+            ]
+            out_TNE, lse_NT = (_joined([part[i] for part in found], dim=i) for i in range(2))
+        if spec.sinks is not None:
+            with_sink = torch.logaddexp(lse_NT, spec.sinks.to(lse_NT.dtype)[:, None])
+            out_TNE = out_TNE * as_column((lse_NT - with_sink).exp())
+        return out_TNE.to(q_TND.dtype)
+
+    def _of_tokens(
+        self, full: FullKernel, q_TND: Tensor, keys: CachedKeys, spec: AttentionSpec
+    ) -> tuple[Tensor, Tensor]:
+        """Attend with one query per sequence, each of whose keys are one run."""
+        left, _ = reach(spec.mask)
+        q_TGRD = q_TND.unflatten(1, (keys.k.shape[0], -1))
+        k_1GPD, v_1GPE = keys.k.unsqueeze(0), keys.v.unsqueeze(0)
+        found = []
+        for (first, last), ((low, high),) in zip(keys.queries, keys.runs, strict=True):
+            low = low if left < 0 else max(low, high - 1 - left)
+            k_1GLD, v_1GLE = (x.narrow(2, low, high - low) for x in (k_1GPD, v_1GPE))
+            found.append(full(q_TGRD[first:last], k_1GLD, v_1GLE, spec.scale))
+        out_TGRE, lse_TGR = (_joined([part[i] for part in found], dim=0) for i in range(2))
+        return out_TGRE.flatten(1, 2), lse_TGR.flatten(1, 2).t()
 
     def _of_sequence(
-        self,
-        q_CND: Tensor,
-        keys: CachedKeys,
-        place: int,
-        spec: AttentionSpec,
-        sinks_N: Tensor | None,
-    ) -> Tensor:
+        self, q_CND: Tensor, keys: CachedKeys, place: int, spec: AttentionSpec
+    ) -> tuple[Tensor, Tensor]:
+        """Return out [C, N, E] and the log-sum-exp [N, C], without sinks."""
         start, count = keys.starts[place], q_CND.shape[0]
         left, _ = reach(spec.mask)
         first = 0 if left < 0 else max(0, start - left)  # no query sees a key before it
@@ -85,11 +105,7 @@ class PagedAttention:
                 merged = merged[0].to(wide), merged[1]
                 merge_into(*merged, *part)
         assert merged is not None, "a sequence without keys"
-        out_CNE, lse_NC = merged
-        if sinks_N is not None:
-            with_sink = torch.logaddexp(lse_NC, sinks_N.to(lse_NC.dtype)[:, None])
-            out_CNE = out_CNE * as_column((lse_NC - with_sink).exp())
-        return out_CNE.to(q_CND.dtype)
+        return merged
 
     def _full(
         self, q_CND: Tensor, k_GLD: Tensor, v_GLE: Tensor, scale: float
@@ -123,6 +139,11 @@ class PagedAttention:
         k_LGD, v_LGE = k_GLD.transpose(0, 1), v_GLE.transpose(0, 1)
         out, lse, _ = self.masked(q_CND, k_LGD, v_LGE, attrs.evolve(spec, mask=mask))
         return out, lse
+
+
+def _joined(parts: Sequence[Tensor], dim: int) -> Tensor:
+    """Join [T, ...] at dim 0, or a log-sum-exp [N, T] at dim 1."""
+    return parts[0] if len(parts) == 1 else torch.cat([*parts], dim)
 
 
 def _pieces(runs: Sequence[tuple[int, int]], first: int, end: int, cut: int) -> Iterator[_Piece]:

@@ -33,6 +33,8 @@ class CachedForward:
     cache: KeyValueCache | None = None
     step: Step | None = None
     pages: StepPages | None = None  #: Of the step, once a layer has asked for them.
+    output: Callable[[Tensor], Tensor] | None = None
+    """Computes the output layer in place of its module; None: the module does."""
 
     @contextmanager
     def running(self, step: Step) -> Iterator[None]:
@@ -108,6 +110,8 @@ def selected_rows(forward: CachedForward) -> Callable[[nn.Module], ForwardLink]:
         def of_rows(hidden_T1H: Tensor, *arguments: Any, **options: Any) -> Any:
             if forward.step is not None:
                 hidden_T1H = hidden_T1H.index_select(0, forward.step.rows_R)
+            if forward.output is not None:
+                return forward.output(hidden_T1H), None
             return inner(hidden_T1H, *arguments, **options)
 
         return of_rows

@@ -21,6 +21,8 @@ from ascend_run.plugin_api import (
     hookimpl,
 )
 
+from .lean import LeanModel
+
 
 @attrs.frozen(eq=False)
 class GenerationHooks:
@@ -33,9 +35,22 @@ class GenerationHooks:
         name="generation",
         summary="compute steps with cached keys and values",
         attention_needs=AttentionFeatures(unequal_lengths=True),
-        forward_links={"output_layer": LinkPlace.AROUND},
+        forward_links={
+            "linear": LinkPlace.OWN,
+            "layer": LinkPlace.OWN,
+            "output_layer": LinkPlace.AROUND,
+        },
     )
     forward: CachedForward
+    lean: LeanModel
+
+    @hookimpl
+    def ascend_linear(self) -> ModuleWrapper:
+        return self.lean.linear_link
+
+    @hookimpl
+    def ascend_layer(self) -> ModuleWrapper:
+        return self.lean.layer_link
 
     @hookimpl
     def ascend_attention(self, layer_index: int) -> Wrapper[AttentionKernel]:

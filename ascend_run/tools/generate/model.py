@@ -23,6 +23,7 @@ from ascend_run.tools.convert.source_options import SourceOptions
 from ascend_run.types.config import RunConfig
 
 from .hooks import GenerationHooks
+from .lean import LeanModel
 
 if TYPE_CHECKING:
     from ascend_run.core.model.gpt import GPT
@@ -41,6 +42,7 @@ class GenerationModel:
     max_length: int  #: Longest sequence, prompt and new tokens.
     _chunk: GPT
     _forward: CachedForward
+    _lean: LeanModel
     _tables: Tensor | None
     """Rotary tables of all positions; None: the model has none."""
 
@@ -84,15 +86,22 @@ def loaded_model(
         _require_generating(source, dtype)
         forward = CachedForward()
         refusal = f"the model of {source.folder} cannot be built to generate"
-        plugins = [GenerationHooks(forward)]
+        lean = LeanModel(forward)
+        plugins = [GenerationHooks(forward, lean)]
         chunk = stack.enter_context(built_model(source, dtype, refusal=refusal, plugins=plugins))
+        lean.prepare(chunk)
         config = source.config
         max_length: int = config.model.max_position_embeddings or config.data.seq_length
         tables = None
         if chunk.rotary is not None:
             tables = chunk.rotary(max_length, dtype, torch.device("cpu"))
         yield GenerationModel(
-            config=config, max_length=max_length, chunk=chunk, forward=forward, tables=tables
+            config=config,
+            max_length=max_length,
+            chunk=chunk,
+            forward=forward,
+            lean=lean,
+            tables=tables,
         )
 
 
