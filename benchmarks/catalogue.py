@@ -14,6 +14,7 @@ from . import (
     expert_mlps,
     expert_steps,
     fingerprints,
+    generation,
     gpu_experts,
     gpu_operators,
     gpu_step,
@@ -65,6 +66,7 @@ def all_benchmarks() -> list[Benchmark]:
         new_plugin,
         data_preparation,
         conversion,
+        generation,
     )
     return [benchmark for module in modules for benchmark in module.benchmarks()]
 

@@ -1,0 +1,77 @@
+"""The rows of generation: which results count."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from benchmarks import generation, generation_worker
+from benchmarks.protocol import Settings
+from benchmarks.rows import Row
+
+
+def measured(
+    monkeypatch: pytest.MonkeyPatch,
+    speed: float = 2.0,
+    first: float = 1.1,
+    held: int = 100,
+    ids: tuple[int, ...] = (1, 2, 3),
+) -> dict[str, Row]:
+    """The rows, if ours is so many times as fast and the first token takes so many forwards."""
+
+    def worker(module: str, system: str, work: str, *words: str, python: Any) -> dict[str, Any]:
+        assert module == "generation_worker"
+        assert (python is not None) == system.startswith("litgpt")
+        if system == "ascend-run":
+            return {
+                "one": {"tokens_per_second": 10 * speed, "tokens": 3, "ids": [[*ids]]},
+                "batch": {"tokens_per_second": 10 * speed, "tokens": 3, "ids": [[*ids]]},
+                "first": {"first_seconds": first, "forward_seconds": 1.0},
+                "bytes": {"storages": held, "formula": 100},
+            }[work]
+        return {"tokens_per_second": 10, "tokens": 3, "ids": [[1, 2, 3]]}
+
+    monkeypatch.setattr(generation, "worker", worker)
+    rows = {one.name: one.measure(Settings(pairs=3)) for one in generation.benchmarks()}
+    assert [row.goal for row in rows.values()] == [one.goal for one in generation.benchmarks()]
+    return rows
+
+
+@pytest.mark.parametrize(("speed", "met"), [(2.0, 5), (1.99, 4), (1.3, 4), (1.29, 0)])
+def test_one_stream_has_a_lower_goal_than_a_batch(
+    monkeypatch: pytest.MonkeyPatch, speed: float, met: int
+) -> None:
+    rows = measured(monkeypatch, speed=speed)
+    assert sum(rows[peer.name].met for peer in generation.PEERS) == met
+
+
+@pytest.mark.parametrize(("first", "met"), [(1.099, True), (1.101, False)])
+def test_the_first_token_takes_at_most_a_tenth_longer(
+    monkeypatch: pytest.MonkeyPatch, first: float, met: bool
+) -> None:
+    assert measured(monkeypatch, first=first)[generation.FIRST].met is met
+
+
+@pytest.mark.parametrize(("held", "met"), [(100, True), (101, False)])
+def test_the_cache_has_the_bytes_of_the_formula(
+    monkeypatch: pytest.MonkeyPatch, held: int, met: bool
+) -> None:
+    assert measured(monkeypatch, held=held)[generation.BYTES].met is met
+
+
+def test_other_tokens_do_not_count(monkeypatch: pytest.MonkeyPatch) -> None:
+    rows = measured(monkeypatch, ids=(1, 2, 4))
+    assert not any(rows[peer.name].met for peer in generation.PEERS)
+    assert "request 0: [1, 2, 4] are not [1, 2, 3]" in rows[generation.PEERS[0].name].note
+
+
+def test_late_tokens_may_differ() -> None:
+    same = [0] * generation.SAME_TOKENS
+    assert generation.different([[*same, 1]], [[*same, 2]]) is None
+
+
+def test_requests_are_mixed_and_fit_the_model() -> None:
+    lengths = [(len(prompt), new) for prompt, new in generation_worker.requests("batch")]
+    assert len({*lengths}) == 16
+    assert max(map(sum, lengths)) <= generation_worker.SHAPE.seq_length
