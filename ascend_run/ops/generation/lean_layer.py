@@ -138,6 +138,12 @@ class LeanAttention:
         return self.proj(out_TNE.flatten(1))
 
 
+def swiglu(x_TF: Tensor) -> Tensor:
+    """Gate rows, then up rows: [T, 2F] -> [T, F], without an autograd function."""
+    gate, up = x_TF.chunk(2, -1)
+    return F.silu(gate) * up
+
+
 @attrs.frozen(kw_only=True, eq=False)
 class LeanMlp:
     """[T, H] -> [T, H]; gated where the activation halves the width."""

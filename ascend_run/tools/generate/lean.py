@@ -89,7 +89,8 @@ class LeanModel:
         for layer in self._seen:
             if (lean := lean_layer(layer, self.weights, angles)) is not None:
                 self.layers[layer] = lean
-        if model.post_process and not model.normalizes_rows:
+        on_one_rank = model.pg_collection.tp.size() == 1
+        if model.post_process and on_one_rank and not model.normalizes_rows:
             self.forward.output = self._output(model)
 
     def _output(self, model: GPT) -> LeanLinear:

@@ -10,6 +10,7 @@ import dataclasses
 from collections.abc import Iterator, Mapping
 from typing import Any, Final
 
+import torch
 from megatron.core.fusions.fused_bias_dropout import get_bias_dropout_add
 from megatron.core.transformer.identity_op import IdentityFuncOp, IdentityOp
 from megatron.core.transformer.mlp import MLP
@@ -17,6 +18,7 @@ from megatron.core.transformer.moe.moe_layer import MoELayer
 from megatron.core.transformer.transformer_config import TransformerConfig
 from megatron.core.transformer.transformer_layer import TransformerLayer
 from torch import Tensor, nn
+from torch.nn import functional as F
 
 from ascend_run.core.model.attention import CoreAttention, SelfAttention
 from ascend_run.core.model.norm import L2Norm, Norm
@@ -32,6 +34,7 @@ from ascend_run.ops.generation.lean_layer import (
     LeanResidual,
     OfRows,
     StepAngles,
+    swiglu,
 )
 from ascend_run.ops.linear.packed_linear import PackedWeight
 from ascend_run.types.attention import AttentionSpec
@@ -204,7 +207,13 @@ def _mlp(module: Any, packed: Packed) -> LeanMlp | None:
     fc1, fc2 = _linear(module.linear_fc1, packed), _linear(module.linear_fc2, packed)
     if fc1 is None or fc2 is None:
         return None
-    return LeanMlp(fc1=fc1, activation=module.activation_func.function, fc2=fc2)
+    config = module.config
+    bounded = config.activation_func_clamp_value is not None or config.glu_linear_offset
+    is_swiglu = config.gated_linear_unit and config.activation_func is F.silu and not bounded
+    # Half precisions round as the platform's operator does.
+    plain = is_swiglu and config.params_dtype in (torch.float32, torch.float64)
+    activation = swiglu if plain else module.activation_func.function
+    return LeanMlp(fc1=fc1, activation=activation, fc2=fc2)
 
 
 def _called(module: Any) -> OfRows:
