@@ -51,9 +51,16 @@ def changed_settings(config: Mapping[str, Any]) -> dict[str, object]:
     }
 
 
-def is_of_module(parameter: str, modules: Collection[str]) -> bool:
-    """Return whether the module that owns a parameter has one of these last names."""
-    return parameter.rpartition(".")[0].rpartition(".")[2] in modules
+def is_saved(parameter: str, modules: Collection[str]) -> bool:
+    """Return whether a parameter, by its name in our model, is trained in full: whether the module
+    that owns it has one of these last names.
+
+    Layers of multi-token prediction stay frozen, as their linears take no adapter.
+    """
+    return (
+        not parameter.startswith("mtp.")
+        and parameter.rpartition(".")[0].rpartition(".")[2] in modules
+    )
 
 
 def saved_tensors(names: Iterable[str]) -> dict[str, str]:
@@ -64,6 +71,18 @@ def saved_tensors(names: Iterable[str]) -> dict[str, str]:
         for name in names
         if name.startswith("base_model.model.") and ".lora_" not in name
     }
+
+
+def untied(embedding: str, output_layer: str) -> str:
+    """Return that an adapter trains the two apart, of a model that has one weight for both.
+
+    PEFT does so unless ``ensure_weight_tying`` is set, whichever of them ``modules_to_save`` names.
+    """
+    return (
+        f"{embedding} and {output_layer} were trained apart, and the model has one weight for "
+        "both; train with ensure_weight_tying=true, or untie them in the base "
+        "(tie_word_embeddings=false)"
+    )
 
 
 def rank_of(config: Mapping[str, Any], module: str) -> int:
@@ -79,12 +98,16 @@ def alpha_of(config: Mapping[str, Any], module: str) -> float:
 
 
 def size_problems(config: Mapping[str, Any]) -> Iterator[str]:
-    """Yield why ``r`` and ``lora_alpha`` are no rank and no alpha."""
+    """Yield why ``r`` and ``lora_alpha`` are no rank and no alpha, and ``target_parameters`` no
+    names."""
     if type(rank := config.get("r")) is not int or rank < 1:
         yield f"r is {rank!r}, expected a rank of at least 1"
     alpha = config.get("lora_alpha")
     if type(alpha) not in (int, float) or not math.isfinite(alpha or 0):
         yield f"lora_alpha is {alpha!r}, expected a number"
+    names = config.get("target_parameters") or []
+    if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
+        yield f"target_parameters is {names!r}, expected a list of names"
 
 
 def pattern_problems(config: Mapping[str, Any]) -> Iterator[str]:

@@ -237,7 +237,9 @@ class Lora:
     ) -> c.Wrapper[Sequence[c.TensorShard]] | None:
         if role != ROLE or self.config.checkpoint == "full":
             return None
-        from .saved_modules import is_saved, saved_modules
+        from ascend_run.ops.linear.peft_settings import is_saved
+
+        from .saved_modules import saved_modules
 
         modules = saved_modules(config, self.config)
 

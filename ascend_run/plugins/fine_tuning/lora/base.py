@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from ascend_run.ops.weight_sources import weight_source, weights_digest
 from ascend_run.plugin_api import CheckpointError
+from ascend_run.plugin_api.error_text import show
 
 if TYPE_CHECKING:
     from ascend_run.plugin_api import RunConfig
@@ -59,7 +60,8 @@ class BaseRecord:
         now = self.state_dict()
         state = {**_EARLIER, "rank": self._options.rank, **state}
         problems = [
-            f"plugins.lora.{name}={now[name]}, but the checkpoint's adapters have {state[name]}"
+            f"plugins.lora.{name}={show(now[name])}, but the checkpoint's adapters have "
+            f"{show(state[name])}"
             for name in now
             if name not in ("base", "loaded") and state[name] != now[name]
         ]

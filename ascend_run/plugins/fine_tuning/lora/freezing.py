@@ -8,13 +8,13 @@ import structlog
 import torch
 from torch import Tensor, nn
 
+from ascend_run.ops.linear.peft_settings import is_saved
 from ascend_run.plugin_api import ForwardLink, RunContext
 from ascend_run.types.forward import Forward
 
 from .adapter import ADDED_BY
 from .expert_adapter import every_adapter
 from .magnitudes import initialize
-from .saved_modules import is_saved
 
 
 def freeze(model: nn.Module, modules: frozenset[str] = frozenset()) -> None:

@@ -13,11 +13,13 @@ from ascend_run.ops.linear.peft_settings import (
     expert_parameters,
     rank_of,
     saved_tensors,
+    untied,
 )
+from ascend_run.plugin_api.error_text import show
 
 from .peft_config import PREFIX, TENSOR_FILE, StoredAdapter, neutral_problems
 from .peft_names import PEFT_NAMES
-from .saved_modules import EMBEDDING, OUTPUT_LAYER, is_tied, module_of
+from .saved_modules import EMBEDDING, OUTPUT_LAYER, TIED, is_tied, module_of
 from .sizes import alpha_of_part, rank_of_part
 from .targets import EXPERT_PARTS, PEFT_EXPERTS, adapted, peft_module
 
@@ -47,8 +49,8 @@ def config_problems(
         theirs = bool(found.config.get(f"use_{option}"))
         if ours != theirs:
             yield (
-                f"plugins.lora.{option}={ours}, but the adapter in {found.folder} has {theirs}; "
-                f"set plugins.lora.{option}={theirs}"
+                f"plugins.lora.{option}={show(ours)}, but the adapter in {found.folder} has "
+                f"{show(theirs)}; set plugins.lora.{option}={show(theirs)}"
             )
     yield from _tensor_problems(found, config, parts)
     yield from _module_problems(found, config, options)
@@ -174,8 +176,12 @@ def _module_problems(
                 f"{TENSOR_FILE} has no tensor of it; save the adapter again"
             )
     theirs = {*_saved(found, config).values()}
-    if EMBEDDING in theirs and is_tied(config):
-        theirs.discard(OUTPUT_LAYER)  # which PEFT's files have twice
+    both = {EMBEDDING, OUTPUT_LAYER}
+    if is_tied(config) and (its := theirs & both):  # which PEFT's files have twice
+        if its != both:
+            yield f"plugins.lora.load: {found.folder}: {untied(*TIED)}"
+            return
+        theirs.discard(OUTPUT_LAYER)
     if theirs != {*options.modules_to_save}:
         yield (
             f"plugins.lora.modules_to_save={_listed(options.modules_to_save)}, but the adapter in "

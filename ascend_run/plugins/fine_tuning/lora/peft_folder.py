@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import json
 import os
+from collections.abc import Iterator, Sequence
 from itertools import chain
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.distributed as dist
@@ -15,6 +16,7 @@ from safetensors.torch import load, save, save_file
 from torch import Tensor, nn
 
 from ascend_run.ops.linear.peft_base import metadata_of
+from ascend_run.ops.linear.peft_settings import untied
 from ascend_run.plugin_api import CheckpointError, RunConfig, RunContext, StorageError
 
 from .peft_config import CONFIG_FILE, PREFIX, TENSOR_FILE, export_folder, peft_config
@@ -50,10 +52,18 @@ def load_adapters(
                     problems.append(f"{part.name} is {[*found.get_shape()]}, expected {part.shape}")
                     continue
                 part.fill(found)
+            problems += _untied(stored, [PREFIX + name for name in TIED if is_tied(config)])
     except (OSError, SafetensorError) as error:
         raise CheckpointError(f"{path} cannot be read: {error}") from None
     if problems:
         raise CheckpointError(f"the adapter in {folder} does not fit this model", problems)
+
+
+def _untied(stored: Any, names: Sequence[str]) -> Iterator[str]:
+    """Yield that a tied embedding was trained apart from its copy in the file."""
+    is_there = names and {*names} <= {*stored.keys()}
+    if is_there and not torch.equal(*map(stored.get_tensor, names)):
+        yield untied(*TIED)
 
 
 @torch.no_grad()

@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Final
 
-from ascend_run.ops.linear.peft_settings import is_of_module
-
 from .peft_names import PEFT_NAMES
 from .targets import LINEARS
 
@@ -89,14 +87,6 @@ def saved_modules(config: RunConfig, options: LoraOptions) -> frozenset[str]:
     if EMBEDDING in names and is_tied(config):
         names.add(OUTPUT_LAYER)
     return frozenset(names)
-
-
-def is_saved(parameter: str, modules: frozenset[str]) -> bool:
-    """Return whether a parameter, by its name in the model, is trained in full.
-
-    Layers of multi-token prediction stay frozen, as their linears take no adapter.
-    """
-    return not parameter.startswith("mtp.") and is_of_module(parameter, modules)
 
 
 def frozen_parts(keys: Iterator[str], config: RunConfig, options: LoraOptions) -> tuple[str, ...]:

@@ -10,13 +10,13 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from ascend_run.ops.linear.peft_settings import MAGNITUDE
+from ascend_run.ops.linear.peft_settings import MAGNITUDE, is_saved
 from ascend_run.ops.tensor_marks import mark
 from ascend_run.plugin_api import RunConfig
 
 from .adapter import ADDED_BY, Adapter, adapters
 from .peft_config import PREFIX
-from .saved_modules import EMBEDDING, OUTPUT_LAYER, VOCABULARY, is_saved, peft_name, saved_modules
+from .saved_modules import EMBEDDING, OUTPUT_LAYER, VOCABULARY, peft_name, saved_modules
 from .targets import peft_module
 
 if TYPE_CHECKING:

@@ -60,8 +60,8 @@ def with_peft_adapter(source: ModelSource, folder: Path, stack: ExitStack) -> Mo
     """
     adapter = _opened(folder, stack)
     headline = f"the adapter in {folder} cannot be merged into {source.folder}"
-    if problems := [*pattern_problems(adapter.config)]:
-        raise CheckpointError(headline, problems)
+    if problems := [*size_problems(adapter.config), *pattern_problems(adapter.config)]:
+        raise CheckpointError(headline, problems)  # without them no tensor has a size
     problems = [*adapter.problems()]
     if source.folder == source.hf_folder and (
         other := other_base(adapter.metadata, adapter.config, source.folder)
@@ -86,7 +86,7 @@ def with_peft_adapter(source: ModelSource, folder: Path, stack: ExitStack) -> Mo
         problems += adapter.incompatible_tensors(runs, shape)
         updates[name] = _update(adapter, runs, shape)
     problems += [f"{module}.weight is not in the model" for module in adapter.modules - found]
-    source = with_saved_tensors(source, adapter.shapes, adapter.tensors, problems)
+    source = with_saved_tensors(source, adapter.shapes, adapter.tensor, problems)
     if problems:
         raise CheckpointError(headline, sorted(problems))
     return merged(source, updates)
@@ -110,7 +110,6 @@ class _Adapter:
         """Yield why it is not ``B A`` beside weights."""
         for key, neutral in changed_settings(self.config).items():
             yield f"{key} is {show(self.config[key])}; only {show(neutral)} can be merged"
-        yield from size_problems(self.config)
         yield from (
             f"{name} is no matrix of a linear layer"
             for name in self.shapes.keys() - saved_tensors(self.shapes).keys()
@@ -152,12 +151,19 @@ class _Adapter:
         return bool(self.config.get("use_dora"))
 
     def magnitude(self, module: str) -> Tensor:
-        found: Tensor = self.tensors.get_tensor(f"base_model.model.{module}.{MAGNITUDE}")
-        return found
+        return self.tensor(f"base_model.model.{module}.{MAGNITUDE}")
 
     def matrix(self, module: str, part: str) -> Tensor:
+        return self.tensor(f"base_model.model.{module}.lora_{part}.weight")
+
+    def tensor(self, name: str) -> Tensor:
+        """Read a tensor of the file.
+
+        Raises:
+            CheckpointError: It cannot be read.
+        """
         try:
-            found: Tensor = self.tensors.get_tensor(f"base_model.model.{module}.lora_{part}.weight")
+            found: Tensor = self.tensors.get_tensor(name)
         except (SafetensorError, OSError) as problem:
             raise CheckpointError(f"{self.file} cannot be read: {problem}") from None
         return found

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
-from typing import Any, Final
+from typing import Final
 
 import attrs
 import torch
@@ -21,7 +21,7 @@ from ascend_run.core.hugging_face.parameter_rows import (
     stored_shapes,
     tied_copy,
 )
-from ascend_run.ops.linear.peft_settings import is_of_module, saved_tensors
+from ascend_run.ops.linear.peft_settings import is_saved, saved_tensors, untied
 from ascend_run.tools.convert.formats.model_source import ModelSource
 
 _PREFIX: Final = "base_model.model."
@@ -41,13 +41,16 @@ def with_saved_parameters(base: ModelSource, run: ModelSource, names: Iterable[s
 
 
 def with_saved_tensors(
-    source: ModelSource, shapes: Mapping[str, tuple[int, ...]], stored: Any, problems: list[str]
+    source: ModelSource,
+    shapes: Mapping[str, tuple[int, ...]],
+    stored: Callable[[str], Tensor],
+    problems: list[str],
 ) -> ModelSource:
     """Return a model with the modules that PEFT has saved in full.
 
     Args:
         shapes: Name in PEFT's file -> shape.
-        stored: The open safetensors file.
+        stored: Reads a tensor of the file.
         problems: Is extended by the tensors that do not fit.
     """
     ours = {theirs: name for name, theirs in saved_tensors(shapes).items()}
@@ -64,7 +67,11 @@ def with_saved_tensors(
                 if shapes[file] != wanted[hf]
             ]
     known = {file for names in found.values() for file in names.values()}
-    known |= {ours[name] for name in _copies(source) if name in ours}
+    for copy in _copies(source):
+        its = [*found.get(EMBEDDING, {}).values(), *([ours[copy]] if copy in ours else [])]
+        known |= {*its}
+        if its and (len(its) == 1 or not torch.equal(*map(stored, its))):
+            problems.append(untied("the embedding", copy.removesuffix(".weight")))
     problems += [f"{name} is not in the model" for name in sorted({*ours.values()} - known)]
 
     def read(name: str) -> Tensor:
@@ -75,7 +82,7 @@ def with_saved_tensors(
         parameter = parameter_sources(source.family, source.config)[name]
         for run in row_runs(parameter, tensor.shape, source.config):
             if run.hf in found[name]:
-                theirs = stored.get_tensor(found[name][run.hf])
+                theirs = stored(found[name][run.hf])
                 rows = slice(run.start, run.start + run.rows)
                 tensor[rows] = theirs[run.stored(rows.start, rows.stop)].to(tensor.dtype)
         return tensor
@@ -89,7 +96,7 @@ def saved_parameters(run: ModelSource, modules: Collection[str]) -> dict[str, li
     sources = parameter_sources(run.family, run.config)
     names: dict[str, list[str]] = {}
     for name in run.headers:
-        if name in sources and is_of_module(name, modules):
+        if name in sources and is_saved(name, modules):
             hf = [as_module(sources[name].hf_names[0])]
             if name == EMBEDDING:
                 hf += _copies(run)

@@ -275,7 +275,7 @@ def test_norms_send_what_was_expected(gloo_pool: GlooPool, ranks: int) -> None:
 
 def test_an_adapter_with_or_without_magnitudes_says_what_to_set(tmp_path: Path) -> None:
     (found,) = problems({"load": write_header(tmp_path / "dora", use_dora=True)})
-    assert "plugins.lora.dora=False, but the adapter in" in found
-    assert "has True; set plugins.lora.dora=True" in found
+    assert "plugins.lora.dora=false, but the adapter in" in found
+    assert "has true; set plugins.lora.dora=true" in found
     (found,) = problems({"load": write_header(tmp_path / "plain"), "dora": True})
-    assert "has False; set plugins.lora.dora=False" in found
+    assert "has false; set plugins.lora.dora=false" in found

@@ -254,7 +254,7 @@ def test_a_family_that_peft_names_are_not_known_of_is_not_exported() -> None:
     [
         ({"r": 4}, "plugins.lora.rank=8, but the adapter in"),
         ({"lora_alpha": 8}, "set plugins.lora.alpha=8"),
-        ({"use_rslora": True}, "set plugins.lora.rslora=True"),
+        ({"use_rslora": True}, "set plugins.lora.rslora=true"),
         ({"lora_bias": True}, "has lora_bias=True; only False is supported"),
         ({"bias": "all"}, "has bias='all'"),
         ({"modules_to_save": ["lm_head"]}, "has modules_to_save=lm_head, but adapter_model.safe"),
