@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 import attrs
 import torch
@@ -35,12 +35,14 @@ class PlainSteps:
     """Losses, gradient norms and metrics of AdamW steps.
 
     Args:
+        read: Returns the policy, with what is trained of it, of the folder.
         loss: From the log-ratios of chosen and rejected answer to the loss of the pair.
         averages: Whether the loss takes means over tokens, not sums.
         logs_means: Whether the metrics are of means too.
     """
 
     folder: Path
+    read: Callable[[Path], Any] = LlamaForCausalLM.from_pretrained
     reference: Path | None = None
     loss: Callable[[Tensor, Tensor], Tensor] = SIGMOID
     beta: float = 0.1
@@ -51,7 +53,7 @@ class PlainSteps:
     dtype: torch.dtype = torch.float32
 
     def steps(self, batches: Sequence[Sequence[Pair]]) -> Iterator[dict[str, float]]:
-        policy = LlamaForCausalLM.from_pretrained(self.folder).to(self.dtype)
+        policy = self.read(self.folder).to(self.dtype)
         reference = (
             copy.deepcopy(policy)
             if self.reference is None

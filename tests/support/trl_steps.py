@@ -6,7 +6,7 @@ from __future__ import annotations
 import json
 import os
 import warnings
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any, Final
 from unittest import mock
@@ -33,6 +33,7 @@ class TrlSteps:
         trainer: ``dpo``, or ``cpo``, which has no reference.
         options: Of the trainer's config.
         reference: Folder of the reference's weights beside the policy's; default: the policy's.
+        read: Returns the policy, with what is trained of it, of its folder.
         at_once: Pairs of a forward pass. With 1, losses which trl defines for a batch are means
             over pairs.
     """
@@ -42,6 +43,7 @@ class TrlSteps:
     trainer: str = "dpo"
     options: Mapping[str, Any] = attrs.field(factory=dict)
     reference: str | None = None
+    read: Callable[[Path], Any] = LlamaForCausalLM.from_pretrained
     at_once: int
 
     def run(self, output: Path) -> list[dict[str, float]]:
@@ -69,7 +71,7 @@ class TrlSteps:
         made, config = {"dpo": (DPOTrainer, DPOConfig), "cpo": (CPOTrainer, CPOConfig)}[
             self.trainer
         ]
-        model = LlamaForCausalLM.from_pretrained(self.models / "model")
+        model = self.read(self.models / "model")
         optimizer = adamw([*model.parameters()])
         constant = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: 1.0)
         models = {"model": model}

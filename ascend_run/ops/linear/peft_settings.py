@@ -22,6 +22,8 @@ _NEUTRAL: Final[Mapping[str, tuple[object, ...]]] = {
     "init_lora_weights": (True, False, None, "gaussian", "eva", "orthogonal"),
 }
 
+SCORES: Final = "SEQ_CLS"
+"""``task_type`` of an adapter of a model with a score head."""
 MAGNITUDE: Final = "lora_magnitude_vector"
 """End of the name of DoRA's magnitudes, [out], with ``use_dora``."""
 

@@ -11,6 +11,8 @@ from collections.abc import Collection, Iterator, Mapping
 
 import attrs
 
+from .peft_settings import SCORES
+
 _OF_A_STACKED_WEIGHT = 3
 """Words of a name that select a stacked weight of experts: ``mlp.experts.down_proj``."""
 
@@ -32,6 +34,7 @@ def written_settings(
     *,
     rank: int,
     alpha: float,
+    num_labels: int | None = None,
     more: Mapping[str, object],
 ) -> dict[str, object]:
     """Return the content of ``adapter_config.json``, from which PEFT builds these adapters.
@@ -39,6 +42,7 @@ def written_settings(
     Args:
         others: Names of linear layers that have none.
         rank: Of adapters that no pattern names; alike ``alpha``.
+        num_labels: Of the model's score head; None: it has an output layer.
         more: What adapters of any names have in common.
     """
     stacked = {_end(one.name, _OF_A_STACKED_WEIGHT) for one in adapted if one.is_stacked}
@@ -57,7 +61,7 @@ def written_settings(
                     {one.name for one in adapted if not one.is_stacked}, others
                 ),
                 **({"target_parameters": sorted(stacked)} if stacked else {}),
-                "task_type": "CAUSAL_LM",
+                "task_type": SCORES if num_labels else "CAUSAL_LM",
                 **more,
             }.items()
         )

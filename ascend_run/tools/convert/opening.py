@@ -24,7 +24,8 @@ from ascend_run.tools.convert.formats.safe_pickle import Inert, load_file
 from ascend_run.tools.convert.formats.torch_dist import COMMON, TorchDistModel
 from ascend_run.tools.convert.formats.torch_dist_index import INDEX
 
-from .adapters.peft import with_peft_adapter
+from .adapters.peft import TENSORS, with_peft_adapter
+from .adapters.score_heads import num_labels
 from .model_config import (
     ModelConfig,
     config_of_args,
@@ -103,7 +104,9 @@ def _open(path: Path, format_: Format, options: SourceOptions, stack: ExitStack)
     if format_ is Format.HF:
         if options.step is not None or options.config is not None:
             raise ConfigError(f"--step and --config do not go with a Hugging Face folder ({path})")
-        return open_hf(path, options.family, stack)
+        adapter = options.adapter
+        labels = None if adapter is None else num_labels(adapter / TENSORS)
+        return open_hf(path, options.family, stack, labels)
     if format_ is Format.ASCEND_RUN:
         run = open_run(path, options)
         return with_own_adapters(run, options.base, stack)

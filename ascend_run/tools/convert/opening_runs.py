@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import attrs
+from torch import Tensor
 
 from ascend_run.core.hugging_face.parameter_rows import num_stored_depths
 from ascend_run.core.hugging_face.stored_tensors import StoredTensors
@@ -32,12 +33,16 @@ if TYPE_CHECKING:
     from .source_options import SourceOptions
 
 
-def open_hf(path: Path, family: str | None, stack: ExitStack) -> ModelSource:
+def open_hf(
+    path: Path, family: str | None, stack: ExitStack, num_labels: int | None = None
+) -> ModelSource:
     """Open a Hugging Face folder.
 
     Args:
         family: Name of its plugin; None: the one that its config.json names.
         stack: Closes the files.
+        num_labels: Of a score head that takes the place of its output layer; if it has a head, its
+            own labels count.
 
     Raises:
         AscendRunError: It cannot be read, or its config is unknown.
@@ -47,6 +52,10 @@ def open_hf(path: Path, family: str | None, stack: ExitStack) -> ModelSource:
     if depths := num_stored_depths(stored.names, model.family, model.config):
         model = config_of_hf(path, family, {"model.mtp_num_layers": depths})
     opened = HfModel(stored, model.family, model.config)
+    headers: Mapping[str, Tensor] = opened.headers
+    if num_labels is not None and not model.config.model.num_labels:
+        model = config_of_hf(path, family, {"model.num_labels": num_labels})
+        headers = _without_output(headers)
     return ModelSource(
         family=model.family,
         config=model.config,
@@ -55,9 +64,14 @@ def open_hf(path: Path, family: str | None, stack: ExitStack) -> ModelSource:
         step=0,
         folder=path,
         hf_folder=path,
-        headers=opened.headers,
+        headers=headers,
         read=opened.read,
     )
+
+
+def _without_output(headers: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Return the parameters without the output layer, in whose place is a score head."""
+    return {name: one for name, one in headers.items() if not name.startswith("output_layer.")}
 
 
 @attrs.frozen
@@ -146,6 +160,13 @@ def _base(run: OpenedRun, folder: Path | None, stack: ExitStack) -> ModelSource:
             "plugins.lora.checkpoint=full, whose checkpoints have them"
         )
     base = open_hf(folder, source.family_name, stack)
+    headers: Mapping[str, Tensor] = base.headers
+    if source.config.model.num_labels:  # the run has trained the head
+        headers = _without_output(headers)
     return attrs.evolve(
-        base, config=source.config, config_toml=source.config_toml, stated=source.stated
+        base,
+        config=source.config,
+        config_toml=source.config_toml,
+        stated=source.stated,
+        headers=headers,
     )

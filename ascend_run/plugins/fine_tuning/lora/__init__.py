@@ -67,7 +67,7 @@ class LoraOptions:
     modules_to_save: tuple[str, ...] = ()
     """Modules to train in full, and to save with the adapters: ``word_embeddings``,
     ``output_layer``, ``final_layernorm``, ``input_layernorm``, ``pre_mlp_layernorm``,
-    ``router`` ..."""
+    ``router`` ... A score head is always among them."""
     load: str | None = None
     """Folder of an adapter in PEFT format to start from. A task's base that is its reference has
     this adapter, too, and keeps it as it was loaded."""

@@ -9,6 +9,8 @@ from ascend_run.ops.weight_sources import weight_source, weights_digest
 from ascend_run.plugin_api import CheckpointError
 from ascend_run.plugin_api.error_text import show
 
+from .saved_modules import modules_in_full
+
 if TYPE_CHECKING:
     from ascend_run.plugin_api import RunConfig
 
@@ -33,6 +35,7 @@ class BaseRecord:
         self._options = options
         self.base = weight_source(config.model.hf_path, config.run.seed)["digest"]
         """Digest of the weights beside the adapters."""
+        self._in_full = sorted(modules_in_full(config, options))
         folder = options.load
         self._loaded = None if folder is None else weights_digest(folder, "adapter_config.json")
         self._saved_loaded = self._loaded
@@ -48,7 +51,7 @@ class BaseRecord:
             "dora": options.dora,
             "rank_pattern": dict(options.rank_pattern),
             "alpha_pattern": dict(options.alpha_pattern),
-            "modules_to_save": sorted(options.modules_to_save),
+            "modules_to_save": self._in_full,
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:

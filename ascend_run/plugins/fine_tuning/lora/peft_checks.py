@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Final
 
 from ascend_run.ops.linear.peft_base import other_base
 from ascend_run.ops.linear.peft_settings import (
+    SCORES,
     alpha_of,
     expert_parameters,
     rank_of,
@@ -19,7 +20,15 @@ from ascend_run.plugin_api.error_text import show
 
 from .peft_config import PREFIX, TENSOR_FILE, StoredAdapter, neutral_problems
 from .peft_names import PEFT_NAMES
-from .saved_modules import EMBEDDING, OUTPUT_LAYER, TIED, is_tied, module_of
+from .saved_modules import (
+    EMBEDDING,
+    OUTPUT_LAYER,
+    SCORE,
+    TIED,
+    is_tied,
+    module_of,
+    modules_in_full,
+)
 from .sizes import alpha_of_part, rank_of_part
 from .targets import EXPERT_PARTS, PEFT_EXPERTS, adapted, peft_module
 
@@ -28,6 +37,7 @@ if TYPE_CHECKING:
 
     from . import LoraOptions
 
+_HEADS: Final = ("classifier", "score")
 _TENSOR: Final = re.compile(
     r"base_model\.model\.model\.layers\.(\d+)\.(.+)\.(?:lora_[AB]\.weight|lora_magnitude_vector)"
 )
@@ -169,8 +179,10 @@ def _module_problems(
     found: StoredAdapter, config: RunConfig, options: LoraOptions
 ) -> Iterator[str]:
     names = [name.rpartition(".")[0] for name in saved_tensors(found.shapes).values()]
+    # PEFT names heads of both kinds of Hugging Face's classes that score, of which a model has one.
+    heads = _HEADS if found.config.get("task_type") == SCORES else ()
     for module in found.config.get("modules_to_save") or ():
-        if not any(name.endswith(module) for name in names):
+        if module not in heads and not any(name.endswith(module) for name in names):
             yield (
                 f"plugins.lora.load: {found.folder} has modules_to_save={module}, but "
                 f"{TENSOR_FILE} has no tensor of it; save the adapter again"
@@ -182,12 +194,30 @@ def _module_problems(
             yield f"plugins.lora.load: {found.folder}: {untied(*TIED)}"
             return
         theirs.discard(OUTPUT_LAYER)
-    if theirs != {*options.modules_to_save}:
+    ours = modules_in_full(config, options)
+    if {SCORE} & theirs != {SCORE} & ours:
+        yield _other_output(found, config)
+    elif theirs != ours:
         yield (
-            f"plugins.lora.modules_to_save={_listed(options.modules_to_save)}, but the adapter in "
+            f"plugins.lora.modules_to_save={_listed(ours)}, but the adapter in "
             f"{found.folder} has {_listed(theirs)}; set plugins.lora.modules_to_save="
             f"{_listed(theirs)}"
         )
+
+
+def _other_output(found: StoredAdapter, config: RunConfig) -> str:
+    """Return why only one of an adapter and the model has a score head."""
+    if config.model.num_labels:
+        return (
+            f"plugins.lora.load: the adapter in {found.folder} has no score head, and this model "
+            f"has one (model.num_labels={config.model.num_labels}); name the adapter of such a "
+            "model, or merge this one first (ascend-run convert --to hf --adapter) and train from "
+            "the result"
+        )
+    return (
+        f"plugins.lora.load: the adapter in {found.folder} has a score head, and this model "
+        "predicts tokens; name the adapter of such a model, or train a task with a score head (orm)"
+    )
 
 
 def _listed(modules: Collection[str]) -> str:

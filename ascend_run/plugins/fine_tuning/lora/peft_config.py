@@ -109,6 +109,7 @@ def peft_config(config: RunConfig, options: LoraOptions, parts: Sequence[str]) -
         frozen_names(parts, config),
         rank=options.rank,
         alpha=options.alpha,
+        num_labels=config.model.num_labels,
         more={
             "base_model_name_or_path": config.model.hf_path,
             "ensure_weight_tying": is_tied(config) and EMBEDDING in options.modules_to_save,

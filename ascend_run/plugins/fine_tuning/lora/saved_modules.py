@@ -15,6 +15,9 @@ if TYPE_CHECKING:
 
 EMBEDDING: Final = "word_embeddings"
 OUTPUT_LAYER: Final = "output_layer"
+SCORE: Final = "score"
+"""The score head of a model that has one in place of an output layer. It begins at random, so it is
+always trained, as PEFT's models for ``SEQ_CLS`` do."""
 TIED: Final = ("model.embed_tokens.weight", "lm_head.weight")
 """Names of a tied embedding in PEFT's files, which have it twice."""
 VOCABULARY: Final = (EMBEDDING, OUTPUT_LAYER)
@@ -23,6 +26,7 @@ VOCABULARY: Final = (EMBEDDING, OUTPUT_LAYER)
 _DENSE: Final[Mapping[str, str]] = {
     EMBEDDING: "model.embed_tokens",
     OUTPUT_LAYER: "lm_head",
+    SCORE: "score",
     "final_layernorm": "model.norm",
     "input_layernorm": "input_layernorm",
     "pre_mlp_layernorm": "post_attention_layernorm",
@@ -50,6 +54,7 @@ _COST_KEYS: Final[Mapping[str, str]] = {
     EMBEDDING: "embedding.word_embeddings",
     "position_embeddings": "embedding.position_embeddings",
     OUTPUT_LAYER: "output_layer.weight",
+    SCORE: "output_layer.weight",
     "final_layernorm": "final_norm.weight",
     "input_layernorm": "input_norm.weight",
     "pre_mlp_layernorm": "mlp_norm.weight",
@@ -69,7 +74,8 @@ def known_modules(config: RunConfig) -> list[str]:
     present = {
         EMBEDDING: True,
         "position_embeddings": model.position_embedding_type == "learned_absolute",
-        OUTPUT_LAYER: not is_tied(config),
+        OUTPUT_LAYER: not (is_tied(config) or model.num_labels),
+        SCORE: bool(model.num_labels),
         "final_layernorm": before,
         "input_layernorm": before,
         "pre_mlp_layernorm": before,
@@ -81,9 +87,14 @@ def known_modules(config: RunConfig) -> list[str]:
     return [name for name, has in present.items() if has]
 
 
+def modules_in_full(config: RunConfig, options: LoraOptions) -> frozenset[str]:
+    """Return the modules that an adapter's files have in full: those named, and a score head."""
+    return frozenset(options.modules_to_save).union([SCORE] if config.model.num_labels else ())
+
+
 def saved_modules(config: RunConfig, options: LoraOptions) -> frozenset[str]:
     """Return the modules that are trained in full; a tied output layer is the embedding."""
-    names = {*options.modules_to_save}
+    names = {*modules_in_full(config, options)}
     if EMBEDDING in names and is_tied(config):
         names.add(OUTPUT_LAYER)
     return frozenset(names)
@@ -101,7 +112,7 @@ def frozen_parts(keys: Iterator[str], config: RunConfig, options: LoraOptions) -
 def peft_modules(config: RunConfig, options: LoraOptions) -> list[str]:
     """Return what selects the modules in PEFT's settings: the ends of their names."""
     names = PEFT_MODULES[config.model.family]
-    return sorted(names[name] for name in options.modules_to_save)
+    return sorted(names[name] for name in modules_in_full(config, options))
 
 
 def peft_name(module: str, layer: int | None, family: str) -> str:
@@ -130,6 +141,12 @@ def module_problems(config: RunConfig, options: LoraOptions) -> Iterator[str]:
                 f"plugins.lora.modules_to_save names {name!r}, a linear that takes an adapter; "
                 "expected it in plugins.lora.target_modules alone"
             )
+        elif name == OUTPUT_LAYER and config.model.num_labels:
+            yield (
+                f"plugins.lora.modules_to_save names {name!r}, in whose place this model has a "
+                f"score head (model.num_labels={config.model.num_labels}), which is always trained "
+                "in full; leave the name out"
+            )
         elif name == OUTPUT_LAYER and is_tied(config):
             yield (
                 f"plugins.lora.modules_to_save names {name!r}, which is tied to {EMBEDDING} "
@@ -149,5 +166,6 @@ def unnamed(config: RunConfig, options: LoraOptions) -> list[str]:
 
 
 def is_tied(config: RunConfig) -> bool:
-    """Return whether the output layer is the embedding."""
-    return bool(config.model.share_embeddings_and_output_weights)
+    """Return whether the output layer is the embedding; a score head, which replaces it, is not."""
+    model = config.model
+    return bool(model.share_embeddings_and_output_weights and not model.num_labels)

@@ -161,6 +161,7 @@ def _settings(
         every.difference(one.module for one in modules),
         rank=record.get("rank", first.rank),
         alpha=record["alpha"],
+        num_labels=source.config.model.num_labels,
         more={
             "fan_in_fan_out": any(one.transposed for one in modules),
             "use_dora": record.get("dora", False),

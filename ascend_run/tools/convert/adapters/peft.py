@@ -42,6 +42,7 @@ from ascend_run.tools.convert.formats.model_source import ModelSource
 from .expert_adapters import updates_of_peft
 from .merging import Update, merged
 from .saved_modules import with_saved_tensors
+from .score_heads import with_own_head
 
 CONFIG: Final = "adapter_config.json"
 TENSORS: Final = "adapter_model.safetensors"
@@ -86,6 +87,7 @@ def with_peft_adapter(source: ModelSource, folder: Path, stack: ExitStack) -> Mo
         problems += adapter.incompatible_tensors(runs, shape)
         updates[name] = _update(adapter, runs, shape)
     problems += [f"{module}.weight is not in the model" for module in adapter.modules - found]
+    source = with_own_head(source, adapter.shapes, adapter.tensor)
     source = with_saved_tensors(source, adapter.shapes, adapter.tensor, problems)
     if problems:
         raise CheckpointError(headline, sorted(problems))

@@ -14,6 +14,7 @@ import attrs
 import torch
 from torch import Tensor
 
+from ascend_run.core.config.vocabulary import has_tied_output
 from ascend_run.core.hugging_face.parameter_rows import (
     EMBEDDING,
     parameter_sources,
@@ -138,7 +139,7 @@ def as_module(hf: str) -> str:
 
 def _copies(source: ModelSource) -> list[str]:
     """Return the name under which PEFT's files have a tied embedding once more."""
-    tied = bool(source.config.model.share_embeddings_and_output_weights)
+    tied = has_tied_output(source.config.model)
     return [tied_copy(source.family)[0]] if tied else []
 
 

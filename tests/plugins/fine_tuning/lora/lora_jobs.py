@@ -58,6 +58,23 @@ def run_once(
         return Outcome(logits, loss.detach(), gradients, trained, merged)
 
 
+def gradients_of_step(values: Values) -> dict[str, Tensor]:
+    """Return the gradient of each trained parameter in a task's first step in float64."""
+    from ascend_run.testing.dry_run import DryRun, gradient_of
+
+    with standing_rank(values, ("lora",)) as (hooks, context):
+        dry_run = DryRun(hooks, context)
+        forward_backward = dry_run.for_gradients(torch.float64)
+        dry_run.load_weights()
+        samples = dry_run.task_samples(context.config.train.global_batch_size)
+        assert samples is not None
+        dry_run.gradients(forward_backward, dry_run.batches(samples, first=0))
+        (chunk,) = dry_run.bundle.chunks
+        parameters = {n.removeprefix("module."): p for n, p in chunk.named_parameters()}
+        found = {n: gradient_of(p) for n, p in parameters.items() if p.requires_grad}
+        return {name: g.clone() for name, g in found.items() if g is not None}
+
+
 def reference_logits(values: Values, tokens: Tensor) -> list[Tensor]:
     """Return the logits of a model from an adapter: changed since, without adapters, as loaded."""
     from ascend_run.core.hugging_face.models import load_model
@@ -143,6 +160,7 @@ def _in_full(name: str) -> str:
     ends = {
         "embedding.word_embeddings": "model.embed_tokens",
         "output_layer": "lm_head",
+        "score": "score",
         "decoder.final_layernorm": "model.norm",
     }
     owner, _, kind = name.rpartition(".")

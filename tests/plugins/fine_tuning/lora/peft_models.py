@@ -12,7 +12,9 @@ import pytest
 import torch
 from peft.utils import transformers_weight_conversion
 from torch import Tensor, nn
-from transformers import AutoConfig, AutoModelForCausalLM
+from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForSequenceClassification
+
+from ascend_run.testing.hugging_face.widened import computing_in
 
 RANK, ALPHA, VOCAB = 4, 6, 61
 
@@ -83,20 +85,34 @@ def write_mixtral(folder: Path, **changes: Any) -> str:
     return str(folder)
 
 
-def peft_model(base: str | Path, *, targets: Any = EVERY, seed: int = 3, **options: Any) -> Any:
+def base_model(folder: str | Path, num_labels: int | None = None) -> Any:
+    """Load a model that predicts tokens, or with a score head of so many labels."""
+    if num_labels is None:
+        return AutoModelForCausalLM.from_pretrained(folder)
+    return AutoModelForSequenceClassification.from_pretrained(folder, num_labels=num_labels)
+
+
+def peft_model(
+    base: str | Path,
+    *,
+    targets: Any = EVERY,
+    seed: int = 3,
+    num_labels: int | None = None,
+    **options: Any,
+) -> Any:
     """Build a model with random A and B: every projection has its own adapter."""
     from peft import LoraConfig, get_peft_model
 
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         model = get_peft_model(
-            AutoModelForCausalLM.from_pretrained(base),
+            base_model(base, num_labels),
             LoraConfig(
                 **{
                     "r": RANK,
                     "lora_alpha": ALPHA,
                     "target_modules": [*targets],
-                    "task_type": "CAUSAL_LM",
+                    "task_type": "SEQ_CLS" if num_labels else "CAUSAL_LM",
                     **options,
                 }
             ),
@@ -119,6 +135,14 @@ def every_linear_is_one() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr(transformers_weight_conversion, "_convert_peft_config_moe", lambda *_: None)
         yield
+
+
+def in_float64(model: Any) -> Any:
+    """Return PEFT's model with its weights, and the angles of its positions, in float64."""
+    decoder = model.eval().double().get_base_model().model
+    with computing_in(torch.float64):
+        decoder.rotary_emb = type(decoder.rotary_emb)(decoder.config)
+    return model
 
 
 def trained(model: nn.Module) -> dict[str, nn.Parameter]:
@@ -152,12 +176,10 @@ def write_peft(model: Any, folder: Path) -> str:
     return str(folder)
 
 
-def read_peft(base: str | Path, folder: str | Path) -> Any:
+def read_peft(base: str | Path, folder: str | Path, num_labels: int | None = None) -> Any:
     """Load the model with PEFT."""
     from peft import PeftModel
 
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        return PeftModel.from_pretrained(
-            AutoModelForCausalLM.from_pretrained(base), folder, is_trainable=True
-        )
+        return PeftModel.from_pretrained(base_model(base, num_labels), folder, is_trainable=True)
