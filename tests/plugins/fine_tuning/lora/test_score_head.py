@@ -11,6 +11,7 @@ from typing import Any
 import attrs
 import pytest
 import torch
+from safetensors.torch import load_file
 from torch import Tensor
 from transformers import AutoModelForSequenceClassification
 
@@ -18,11 +19,13 @@ from ascend_run.ops.preference_loss import REWARDS
 from ascend_run.testing.hugging_face.widened import computing_in
 from ascend_run.testing.pool import GlooPool
 from tests.core.train.runs import Ended, assert_the_same_in_two_halves, whole_run
+from tests.support.costs import planned
 from tests.support.loaded_model import largest_difference
 from tests.support.needed_plugins import case
 from tests.support.plain_rewards import PlainRewards, write_scorer
 from tests.support.preference_files import assert_equal_steps, tokenized, write_models_and_pairs
 from tests.support.task_runs import BATCH, STEPS, batches_of, ten_steps
+from tests.support.tiny_llama import write_llama
 
 from .lora_jobs import gradients_of_step, hf_names
 from .merged_models import convert, written_as_exported
@@ -192,6 +195,41 @@ def test_a_run_in_two_halves_is_the_run_in_one(
     merged = merged_by(tmp_path / "merged", tmp_path / "halves")
     (head,) = (t for name, t in straight[0].tensors.items() if name.startswith("model/score."))
     assert torch.equal(merged.score.weight, head)
+
+
+def test_a_tied_embedding_has_no_copy_beside_a_head(
+    gloo_pool: GlooPool, models: Path, tmp_path: Path
+) -> None:
+    """There is no output layer to be tied to it, in the files of a run or of the command."""
+    write_llama(models / "tied", tie_word_embeddings=True, max_position_embeddings=256)
+    given = values(
+        models,
+        tmp_path / "run",
+        model="tied",
+        plugins__lora__load=None,
+        plugins__lora__modules_to_save=["word_embeddings"],
+        train__train_iters=1,
+        checkpoint__save_interval=1,
+    )
+    gloo_pool.run(whole_run, 1, given, ("lora",), timeout=100)
+    settings = written_as_exported(tmp_path / "run", tmp_path / "written")
+    assert settings["modules_to_save"] == ["model.embed_tokens", "score"]
+    assert not settings["ensure_weight_tying"]
+    names = load_file(tmp_path / "written/adapter_model.safetensors").keys()
+    ends = {"model.embed_tokens.weight", "score.weight"}
+    assert {name for name in names if ".lora_" not in name} == {
+        f"base_model.model.{end}" for end in ends
+    }
+    merged = merged_by(tmp_path / "merged", tmp_path / "run")
+    wanted = scores_of(read_peft(models / "tied", tmp_path / "run/adapter", num_labels=1))
+    assert largest_difference(scores_of(merged), wanted) < TOLERANCE
+
+
+def test_the_plan_counts_what_peft_trains(
+    models: Path, reference: tuple[list[dict[str, float]], dict[str, Tensor]], tmp_path: Path
+) -> None:
+    _, (cost,) = planned(values(models, tmp_path), ("lora",))
+    assert cost.trained_parameters == sum(one.numel() for one in reference[1].values())
 
 
 HEAD = {"num_labels": 1}
