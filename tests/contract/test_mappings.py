@@ -13,8 +13,8 @@ import ascend_run
 
 PACKAGE: Final = Path(ascend_run.__file__).parent
 TOOLS: Final = (
-    *("bisect", "diff", "generate", "new_plugin", "pages", "plan", "plugins", "preprocess"),
-    *("preset", "report", "terminal", "verify"),
+    *("bisect", "diff", "evaluate", "generate", "new_plugin", "pages", "plan", "plugins"),
+    *("preprocess", "preset", "report", "terminal", "verify"),
 )
 ROOMS: Final = (
     *("types", "plugin_api", "families", "registry", "text", "prepare", "core", "launch"),

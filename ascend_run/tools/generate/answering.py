@@ -95,7 +95,7 @@ def answers(question: Question, on_text: OnText = lambda index, text: None) -> I
     Raises:
         AscendRunError: The model or its tokenizer cannot be read, or a prompt cannot be answered.
     """
-    texts = _texts(question)
+    texts = model_texts(question.model, question.options, question.tokenizer)
     prompts = [texts.ids(prompt) for prompt in question.prompts]
     dtype = None if question.dtype is None else DTYPES[question.dtype]
     with loaded_model(question.model, question.options, dtype) as model:
@@ -191,12 +191,16 @@ def _token_logprob(texts: Texts, number: int, logprob: float) -> TokenLogprob:
     return TokenLogprob(id=number, token=texts.token(number), logprob=logprob)
 
 
-def _texts(question: Question) -> Texts:
-    path, options = question.model, question.options
+def model_texts(path: Path, options: SourceOptions, tokenizer: Path | None) -> Texts:
+    """Open the tokenizer of a stored model, or the one that the user named.
+
+    Raises:
+        AscendRunError: There is none, or it cannot be read.
+    """
     if recognised(path, options.step) is not Format.ASCEND_RUN:
-        return open_texts(question.tokenizer, [path], None)
+        return open_texts(tokenizer, [path], None)
     config = CheckpointSource.find(path, options.step, options.config).config
-    return open_texts(question.tokenizer, [path, config.parent], config)
+    return open_texts(tokenizer, [path, config.parent], config)
 
 
 def _require_answerable(prompts: Sequence[Sequence[int]], model: GenerationModel) -> None:

@@ -1,0 +1,101 @@
+"""The command line of ``ascend-run evaluate``. Imports no torch until it runs."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import click
+
+from ascend_run.tools.convert.source_options import SourceOptions, source_options
+
+from .printing import lines_of
+from .progress import progress_bars
+
+
+@click.command("evaluate")
+@click.argument("model", type=click.Path(path_type=Path))
+@click.argument("data", nargs=-1)
+@click.option(
+    "--window",
+    type=click.IntRange(min=1),
+    metavar="N",
+    help="Most tokens before a predicted one; default: the model's longest text.",
+)
+@click.option(
+    "--stride",
+    type=click.IntRange(min=1),
+    metavar="N",
+    help="Predicted tokens of each window but the first; default: the window.",
+)
+@click.option(
+    "--format",
+    type=click.Choice(("auto", "jsonl", "records", "text", "python")),
+    default="auto",
+    show_default=True,
+    help="Format of the files of text; auto: by suffix.",
+)
+@click.option(
+    "--json-key", default="text", show_default=True, help="Key of the text in a JSON record."
+)
+@click.option(
+    "--append-eod/--no-append-eod",
+    default=True,
+    show_default=True,
+    help="Append the end-of-document token to every document.",
+)
+@click.option(
+    "--tokenizer",
+    type=click.Path(path_type=Path),
+    metavar="PATH",
+    help="Tokenizer file, or its folder; default: in MODEL, then the data.tokenizer of the run.",
+)
+@source_options
+@click.option(
+    "--dtype",
+    type=click.Choice(("fp32", "bf16", "fp64")),
+    help="Compute in this; default: fp32, or fp64 of such weights.",
+)
+@click.option("--json", "as_json", is_flag=True, help="Print the results as JSON.")
+def command(
+    model: Path,
+    data: tuple[str, ...],
+    window: int | None,
+    stride: int | None,
+    format: str,
+    json_key: str,
+    append_eod: bool,
+    tokenizer: Path | None,
+    dtype: str | None,
+    as_json: bool,
+    source_options: SourceOptions,
+) -> int:
+    """Measure perplexity of held-out text.
+
+    \b
+    ascend-run evaluate runs/demo data/heldout.jsonl
+    ascend-run evaluate /models/llama book.txt data/demo/valid --window 1024 --stride 512 --json
+
+    MODEL is a run's folder or one of its checkpoints, or a folder of Hugging Face's or Megatron's
+    format. DATA are files or folders of text, or token files by their prefix, as data.train names
+    them.
+    """
+    if not data:
+        raise click.UsageError("say what to evaluate: DATA")
+    from .evaluating import Evaluation, evaluated
+    from .perplexity import WindowOptions
+    from .token_streams import DataOptions
+
+    asked = Evaluation(
+        model=model,
+        options=source_options,
+        tokenizer=tokenizer,
+        dtype=dtype,
+        data=data,
+        reading=DataOptions(format=format, key=json_key, append_eod=append_eod),
+        windows=WindowOptions(window=window, stride=stride),
+    )
+    with progress_bars() as progress:
+        results = evaluated(asked, progress)
+    click.echo(json.dumps(results.summary()) if as_json else "\n".join(lines_of(results)))
+    return 0
