@@ -127,6 +127,9 @@ READ: Final[dict[str, dict[str, set[str]]]] = {
         "text/tool_calls.py": {"call", "message"},
         "text/turn_weights.py": {"message"},
         "text/turns.py": {"message"},
+        # and rows of benchmarks, in their public formats
+        "tools/evaluate/tasks/agieval.py": {"record"},
+        "tools/evaluate/tasks/bbh.py": {"content"},
     },
     "named tensors of a batch, a sample index or a state": {
         "core/checkpoint/entries.py": {"saved", "state"},

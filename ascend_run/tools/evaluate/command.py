@@ -11,6 +11,7 @@ from ascend_run.tools.convert.source_options import SourceOptions, source_option
 
 from .printing import lines_of
 from .progress import progress_bars
+from .task_options import Asking, task_options
 
 
 @click.command("evaluate")
@@ -44,6 +45,7 @@ from .progress import progress_bars
     show_default=True,
     help="Append the end-of-document token to every document.",
 )
+@task_options
 @click.option(
     "--tokenizer",
     type=click.Path(path_type=Path),
@@ -69,19 +71,22 @@ def command(
     dtype: str | None,
     as_json: bool,
     source_options: SourceOptions,
+    tasks: tuple[str, ...],
+    asking: Asking,
 ) -> int:
-    """Measure perplexity of held-out text.
+    """Measure perplexity of held-out text, and benchmarks, of a stored model.
 
     \b
     ascend-run evaluate runs/demo data/heldout.jsonl
     ascend-run evaluate /models/llama book.txt data/demo/valid --window 1024 --stride 512 --json
+    ascend-run evaluate runs/demo --task mmlu=data/mmlu --task gsm8k=data/gsm8k/test.jsonl
 
     MODEL is a run's folder or one of its checkpoints, or a folder of Hugging Face's or Megatron's
     format. DATA are files or folders of text, or token files by their prefix, as data.train names
     them.
     """
-    if not data:
-        raise click.UsageError("say what to evaluate: DATA")
+    if not data and not tasks:
+        raise click.UsageError("say what to evaluate: DATA, or --task NAME=PATH")
     from .evaluating import Evaluation, evaluated
     from .perplexity import WindowOptions
     from .token_streams import DataOptions
@@ -94,6 +99,8 @@ def command(
         data=data,
         reading=DataOptions(format=format, key=json_key, append_eod=append_eod),
         windows=WindowOptions(window=window, stride=stride),
+        tasks=tasks,
+        asking=asking.options(),
     )
     with progress_bars() as progress:
         results = evaluated(asked, progress)

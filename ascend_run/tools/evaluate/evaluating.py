@@ -11,9 +11,12 @@ from ascend_run.tools.convert.source_options import SourceOptions
 from ascend_run.tools.generate.answering import DTYPES, model_texts
 from ascend_run.tools.generate.model import loaded_model
 
+from .judging import TaskOptions, loaded_tasks, task_result
 from .perplexity import WindowOptions, perplexities
 from .progress import Progress
-from .results import Results
+from .prompts import Form
+from .results import Results, TaskResult
+from .stored_model import StoredModel, chat_template
 from .token_streams import DataOptions, token_streams
 
 
@@ -28,11 +31,13 @@ class Evaluation:
     data: tuple[str, ...] = ()
     reading: DataOptions = attrs.field(factory=DataOptions)
     windows: WindowOptions = attrs.field(factory=WindowOptions)
+    tasks: tuple[str, ...] = ()
+    asking: TaskOptions = attrs.field(factory=TaskOptions)
 
     @property
     def needs_tokenizer(self) -> bool:
         """Whether there is text to encode."""
-        return any(map(is_source, self.data))
+        return bool(self.tasks) or any(map(is_source, self.data))
 
 
 def evaluated(asked: Evaluation, progress: Progress) -> Results:
@@ -41,13 +46,23 @@ def evaluated(asked: Evaluation, progress: Progress) -> Results:
     Raises:
         AscendRunError: The data, the tokenizer or the model cannot be used.
     """
+    tasks = loaded_tasks(asked.tasks, asked.asking)
     texts = None
     if asked.needs_tokenizer:
         texts = model_texts(asked.model, asked.options, asked.tokenizer)
     streams = token_streams(asked.data, asked.reading, texts.tokenizer if texts else None)
+    template = None
+    if tasks and asked.asking.form is Form.CHAT:
+        template = chat_template(asked.tokenizer or asked.model)
     dtype = None if asked.dtype is None else DTYPES[asked.dtype]
     with loaded_model(asked.model, asked.options, dtype) as model:
+        found: list[TaskResult] = []
+        for task in tasks:
+            assert texts is not None
+            answering = StoredModel(model=model, texts=texts, template=template)
+            found.append(task_result(task, answering, asked.asking, progress))
         return Results(
             model=str(asked.model),
             perplexities=tuple(perplexities(model, streams, asked.windows, progress)),
+            tasks=tuple(found),
         )
