@@ -70,6 +70,7 @@ READ: Final[dict[str, dict[str, set[str]]]] = {
         "text/sample_files.py": {"report", "values"},
         "text/sidecar.py": {"values"},
         "tools/bisect/journal.py": {"data"},
+        "tools/evaluate/storing.py": {"content", "fields", "record"},
         "tools/pages/fingerprint_file.py": {"event", "record"},
         "tools/pages/run_folder.py": {"event"},
         "tools/pages/step_metrics.py": {"line", "self.values"},

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from pathlib import Path
 
 import click
@@ -15,7 +16,7 @@ from .task_options import Asking, task_options
 
 
 @click.command("evaluate")
-@click.argument("model", type=click.Path(path_type=Path))
+@click.argument("model", type=click.Path(path_type=Path), required=False)
 @click.argument("data", nargs=-1)
 @click.option(
     "--window",
@@ -58,9 +59,22 @@ from .task_options import Asking, task_options
     type=click.Choice(("fp32", "bf16", "fp64")),
     help="Compute in this; default: fp32, or fp64 of such weights.",
 )
+@click.option(
+    "--output",
+    type=click.Path(path_type=Path),
+    metavar="FOLDER",
+    help="New folder for results.json and results.html, a page with each question and its answer.",
+)
+@click.option(
+    "--compare",
+    nargs=2,
+    type=click.Path(path_type=Path),
+    metavar="A B",
+    help="Compare two folders written by --output, instead of evaluating a model.",
+)
 @click.option("--json", "as_json", is_flag=True, help="Print the results as JSON.")
 def command(
-    model: Path,
+    model: Path | None,
     data: tuple[str, ...],
     window: int | None,
     stride: int | None,
@@ -69,6 +83,8 @@ def command(
     append_eod: bool,
     tokenizer: Path | None,
     dtype: str | None,
+    output: Path | None,
+    compare: tuple[Path, Path] | None,
     as_json: bool,
     source_options: SourceOptions,
     tasks: tuple[str, ...],
@@ -79,18 +95,26 @@ def command(
     \b
     ascend-run evaluate runs/demo data/heldout.jsonl
     ascend-run evaluate /models/llama book.txt data/demo/valid --window 1024 --stride 512 --json
-    ascend-run evaluate runs/demo --task mmlu=data/mmlu --task gsm8k=data/gsm8k/test.jsonl
+    ascend-run evaluate runs/demo --task mmlu=data/mmlu --task gsm8k=data/gsm8k --output mine
+    ascend-run evaluate --compare mine other
 
     MODEL is a run's folder or one of its checkpoints, or a folder of Hugging Face's or Megatron's
     format. DATA are files or folders of text, or token files by their prefix, as data.train names
     them.
     """
-    if not data and not tasks:
-        raise click.UsageError("say what to evaluate: DATA, or --task NAME=PATH")
+    if compare is not None:
+        if model is not None or tasks or output is not None:
+            raise click.UsageError("--compare goes with neither MODEL, --task nor --output")
+        return _compare(*compare, as_json=as_json)
+    if model is None or not (data or tasks):
+        raise click.UsageError("say what to evaluate: MODEL and DATA, or --task NAME=PATH")
     from .evaluating import Evaluation, evaluated
     from .perplexity import WindowOptions
+    from .storing import require_new, write_results
     from .token_streams import DataOptions
 
+    if output is not None:
+        require_new(output)
     asked = Evaluation(
         model=model,
         options=source_options,
@@ -104,5 +128,17 @@ def command(
     )
     with progress_bars() as progress:
         results = evaluated(asked, progress)
-    click.echo(json.dumps(results.summary()) if as_json else "\n".join(lines_of(results)))
+    if output is not None:
+        write_results(results, output, written=time.time())
+    click.echo(json.dumps(results.record()) if as_json else "\n".join(lines_of(results)))
+    return 0
+
+
+def _compare(a: Path, b: Path, *, as_json: bool) -> int:
+    """Print what changed from A to B."""
+    from .comparing import compared
+    from .storing import read_results
+
+    found = compared(read_results(a), read_results(b))
+    click.echo(json.dumps(found.record()) if as_json else "\n".join(found.lines()))
     return 0

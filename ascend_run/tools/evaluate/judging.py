@@ -99,6 +99,7 @@ class _Asked:
 
     subject: Subject
     question: Question
+    shown: str
     prompt: Prompt | None
     num_examples: int
 
@@ -151,11 +152,14 @@ def _asked(
     task: Task, subject: Subject, question: Question, model: AnsweringModel, options: TaskOptions
 ) -> _Asked:
     wanted = task.num_examples if options.num_examples is None else options.num_examples
+    shown = task.wording.asked(question)
     for count in range(min(wanted, len(subject.examples)), -1, -1):
         prompt = task.wording.prompt(options.form, subject, question, count)
         if model.fits(prompt, _num_new(task, options)):
-            return _Asked(subject=subject, question=question, prompt=prompt, num_examples=count)
-    return _Asked(subject=subject, question=question, prompt=None, num_examples=0)
+            return _Asked(
+                subject=subject, question=question, shown=shown, prompt=prompt, num_examples=count
+            )
+    return _Asked(subject=subject, question=question, shown=shown, prompt=None, num_examples=0)
 
 
 def _too_long(one: _Asked) -> Judged:
@@ -199,7 +203,8 @@ def _judged(one: _Asked, reading: Reading, *, correct: bool) -> Judged:
     return Judged(
         subject=one.subject.name,
         number=one.question.number,
-        prompt=one.question.text if one.prompt is None else one.prompt.shown,
+        question=one.shown,
+        prompt=None if one.prompt is None else one.prompt.shown,
         examples=one.num_examples,
         expected=one.question.expected,
         answer=reading.answer,

@@ -3,24 +3,42 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from typing import Final
 
 from ascend_run.tools.terminal.tables import table
 
-from .results import Perplexity, Results, Score
+from .results import Perplexity, Results, Score, TaskResult
+
+PERPLEXITY_HEADER: Final = ("file", "documents", "tokens", "loss", "perplexity")
+SCORE_HEADER: Final = ("subject", "questions", "correct", "accuracy", "error")
 
 
 def lines_of(results: Results) -> Iterator[str]:
     """Yield the lines of all tables."""
     if results.perplexities:
-        header = ("file", "documents", "tokens", "loss", "perplexity")
-        yield from table(header, [*map(_perplexity_row, results.perplexities)])
+        yield from table(PERPLEXITY_HEADER, [*map(perplexity_row, results.perplexities)])
     for task in results.tasks:
         if results.perplexities or task is not results.tasks[0]:
             yield ""
         yield f"{task.task}: form {task.form}, scored by {task.scored_by}"
-        scores = task.scores()
-        rows = [*map(_score_row, [*scores, *([task.total] if len(scores) > 1 else [])])]
-        yield from table(("subject", "questions", "correct", "accuracy", "error"), rows)
+        yield from table(SCORE_HEADER, score_rows(task))
+
+
+def perplexity_row(one: Perplexity) -> Sequence[str]:
+    """Return the cells of ``PERPLEXITY_HEADER``."""
+    return (
+        one.name,
+        str(one.documents),
+        str(one.tokens),
+        f"{one.loss:.4f}",
+        f"{one.perplexity:.4f}",
+    )
+
+
+def score_rows(task: TaskResult) -> list[Sequence[str]]:
+    """Return a row of ``SCORE_HEADER`` for each subject, and one of all if there are several."""
+    scores = task.scores()
+    return [*map(_score_row, [*scores, *([task.total] if len(scores) > 1 else [])])]
 
 
 def _score_row(score: Score) -> Sequence[str]:
@@ -30,14 +48,4 @@ def _score_row(score: Score) -> Sequence[str]:
         str(score.correct),
         f"{100 * score.accuracy:.2f}%",
         f"{100 * score.standard_error:.2f}%",
-    )
-
-
-def _perplexity_row(one: Perplexity) -> Sequence[str]:
-    return (
-        one.name,
-        str(one.documents),
-        str(one.tokens),
-        f"{one.loss:.4f}",
-        f"{one.perplexity:.4f}",
     )

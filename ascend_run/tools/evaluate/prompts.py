@@ -81,16 +81,17 @@ class Wording:
         header = header.replace("{subject}", name)
         examples = subject.examples[:num_examples]
         if form is Form.CHAT:
-            turns = [turn for one in examples for turn in (self._asked(one), _answer(one))]
-            turns.append(self._asked(question))
+            turns = [turn for one in examples for turn in (self.asked(one), _answer(one))]
+            turns.append(self.asked(question))
             return Prompt(turns=(header + turns[0], *turns[1:]))
         before = ""
         if form is Form.ALTERNATIVE:
             header, before = "", self.instruction.replace("{subject}", name)
-        parts = [f"{before}{self._asked(one)}{self.gap}{_answer(one)}" for one in examples]
-        return Prompt(text=header + "\n\n".join([*parts, before + self._asked(question)]))
+        parts = [f"{before}{self.asked(one)}{self.gap}{_answer(one)}" for one in examples]
+        return Prompt(text=header + "\n\n".join([*parts, before + self.asked(question)]))
 
-    def _asked(self, question: Question) -> str:
+    def asked(self, question: Question) -> str:
+        """Return a question with its choices, up to where the answer begins."""
         choices: Sequence[str] = [
             self.choice.replace("{label}", label).replace("{choice}", choice)
             for label, choice in zip(question.labels, question.choices, strict=False)

@@ -30,7 +30,8 @@ class Judged:
 
     subject: str
     number: int  #: Line or row in its file, from 1.
-    prompt: str
+    question: str  #: With its choices.
+    prompt: str | None  #: None: it would have been too long for the model.
     examples: int  #: In the prompt.
     expected: str
     answer: str | None  #: None: no answer was found.
@@ -94,8 +95,12 @@ class Results:
     perplexities: tuple[Perplexity, ...] = ()
     tasks: tuple[TaskResult, ...] = ()
 
-    def summary(self) -> dict[str, Any]:
-        """Return what ``--json`` prints."""
+    def record(self, *, answers: bool = False) -> dict[str, Any]:
+        """Return what ``--json`` prints.
+
+        Args:
+            answers: With each question and its answer.
+        """
         return {
             "model": self.model,
             "perplexity": [
@@ -111,6 +116,7 @@ class Results:
                     "subjects": [
                         {"subject": score.subject, **_fields(score)} for score in one.scores()
                     ],
+                    **({"answers": [*map(attrs.asdict, one.judged)]} if answers else {}),
                 }
                 for one in self.tasks
             ],

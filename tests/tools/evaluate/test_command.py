@@ -69,12 +69,12 @@ def test_answers_are_those_of_generate(
     words = ["the quick brown", "a", "fox jumps over a lazy", *["lazy dog"] * 14]
     (tmp_path / "prompts").write_text("\n".join(words))
     command = ["generate", str(folder), "--prompts", str(tmp_path / "prompts"), "--dtype", "fp64"]
-    assert run([*command, "--max-new-tokens", "9", "--json"]) == 0
+    assert run([*command, "--max-new-tokens", "5", "--json"]) == 0
     wanted = [json.loads(line)["text"] for line in capsys.readouterr().out.splitlines()]
     with opened(folder) as stored:
-        assert [*stored.answers([Prompt(text=word) for word in words], 9, ())] == wanted
-        stop = wanted[0][3:5]
-        got = [*stored.answers([Prompt(text=words[0])], 9, (stop,))]
+        assert [*stored.answers([Prompt(text=word) for word in words], 5, ())] == wanted
+        stop = wanted[0][2:4]
+        got = [*stored.answers([Prompt(text=words[0])], 5, (stop,))]
     assert got == [wanted[0].split(stop)[0]]
 
 
@@ -132,7 +132,7 @@ def test_results_are_a_table(
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ([], "say what to evaluate: DATA, or --task NAME=PATH"),
+        ([], "say what to evaluate: MODEL and DATA, or --task NAME=PATH"),
         (["--task", "mlu=x"], "--task mlu=x: expected NAME=PATH with NAME one of agieval"),
         (["--task", "mmlu={mmlu}", "--form", "chat"], "chat template"),
         (["--task", "mmlu={mmlu}", "--shots", "-1"], "shots"),
