@@ -21,6 +21,8 @@ from .row_scores import Row, row_scores
 
 _MAX_SEQUENCES: Final = 16
 _PAGE: Final = 16
+_PAIRS: Final = 256
+"""Whose ids are held at a time."""
 
 
 def chat_template(tokenizer: Path) -> ChatTemplate:
@@ -95,14 +97,14 @@ class StoredModel:
         Prompt and text are encoded together; the tokens after as many as the prompt has alone are
         those of the text, as in lm-evaluation-harness.
         """
-        rows = []
-        for prompt, text in pairs:
-            begin = self._ids(prompt)
-            ids = self._ids(prompt, text)
-            num_scored = max(1, len(ids) - len(begin))
-            rows.append(Row(ids=ids, num_scored=num_scored))
-        for scores in row_scores(self.model, rows):
-            yield float(scores.sum())
+        for begin in range(0, len(pairs), _PAIRS):
+            rows = [self._row(*pair) for pair in pairs[begin : begin + _PAIRS]]
+            for scores in row_scores(self.model, rows):
+                yield float(scores.sum())
+
+    def _row(self, prompt: Prompt, text: str) -> Row:
+        ids = self._ids(prompt, text)
+        return Row(ids=ids, num_scored=max(1, len(ids) - len(self._ids(prompt))))
 
     def _ids(self, prompt: Prompt, text: str = "") -> tuple[int, ...]:
         if not prompt.turns:
