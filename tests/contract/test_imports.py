@@ -126,6 +126,8 @@ _PLANTED = [
     ("registry/__init__.py", "import ascend_run.text", "registry and families import"),
     ("families/__init__.py", "import ascend_run.text", "registry and families import"),
     ("prepare/__init__.py", "import ascend_run.ops", "what starts a run imports no ops"),
+    ("core/__init__.py", "import starlette", "only the server imports its libraries"),
+    ("tools/__init__.py", "import uvicorn", "only the server imports its libraries"),
 ]
 
 

@@ -14,7 +14,7 @@ import ascend_run
 PACKAGE: Final = Path(ascend_run.__file__).parent
 TOOLS: Final = (
     *("bisect", "diff", "evaluate", "generate", "new_plugin", "pages", "plan", "plugins"),
-    *("preprocess", "preset", "report", "terminal", "verify"),
+    *("preprocess", "preset", "report", "serve", "terminal", "verify"),
 )
 ROOMS: Final = (
     *("types", "plugin_api", "families", "registry", "text", "prepare", "core", "launch"),
@@ -34,6 +34,12 @@ READ: Final[dict[str, dict[str, set[str]]]] = {
     },
     "options of the command, as click parses them": {
         "tools/preprocess/command.py": {"keys", "values"},
+        "tools/serve/command.py": {"given"},
+    },
+    "headers of HTTP, and messages of ASGI": {
+        "tools/serve/app.py": {"http.headers", "request.path_params"},
+        "tools/serve/guard.py": {"headers", "scope"},
+        "tools/serve/replying.py": {"await receive()"},
     },
     "axes of a layout, by the names that a user gives": {
         "tools/bisect/mixing.py": {"KEYS"},

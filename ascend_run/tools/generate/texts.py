@@ -23,6 +23,7 @@ class Texts:
 
     tokenizer: TextTokenizer
     end_ids: frozenset[int]  #: Ids that end a text.
+    path: Path  #: The tokenizer's file or folder.
 
     def ids(self, prompt: str) -> tuple[int, ...]:
         """Return the ids of a prompt, with the special tokens that it spells and those that the
@@ -68,7 +69,7 @@ def open_texts(named: Path | None, folders: Sequence[Path], config: Path | None)
     tokenizer.backend.encode_special_tokens = False
     stated = next(filter(None, (_end_ids(folder) for folder in folders)), frozenset())
     known = frozenset() if tokenizer.eod is None else frozenset({tokenizer.eod})
-    return Texts(tokenizer=tokenizer, end_ids=stated or known)
+    return Texts(tokenizer=tokenizer, end_ids=stated or known, path=found)
 
 
 def _candidates(folders: Sequence[Path], config: Path | None) -> Iterator[Path]:

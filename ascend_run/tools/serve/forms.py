@@ -1,0 +1,175 @@
+"""Answers in the forms of OpenAI's API."""
+
+from __future__ import annotations
+
+import secrets
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from typing import Any, ClassVar, Final
+
+import attrs
+
+from ascend_run.ops.generation.engine import Emitted, Finish
+from ascend_run.tools.generate.session import Piece
+from ascend_run.tools.generate.texts import Texts
+
+_LEAST_LOGPROB: Final = -9999.0
+"""Stands for minus infinity, which JSON does not have; so in OpenAI's API."""
+_INCOMPLETE: Final = "\ufffd"
+"""What decoders make of a character that lacks bytes."""
+
+
+@attrs.define(kw_only=True, eq=False)
+class Form(ABC):
+    """The form of one request's answer, whole or in chunks."""
+
+    model: str
+    texts: Texts
+    num_prompt: int
+    """Tokens of the prompt."""
+    include_usage: bool
+    """Whether a last chunk tells the numbers of tokens."""
+    num_new: int = 0
+    """Tokens so far."""
+    _number: str = attrs.field(factory=lambda: secrets.token_hex(12))
+    _created: int = attrs.field(factory=lambda: int(time.time()))
+
+    kind: ClassVar[str]
+    chunk_kind: ClassVar[str]
+    prefix: ClassVar[str]
+
+    def whole(self, pieces: Sequence[Piece]) -> dict[str, Any]:
+        """Return the body of a complete answer."""
+        return {**self._head(self.kind, self._whole(pieces)), "usage": self._usage()}
+
+    def begin(self) -> list[dict[str, Any]]:
+        """Return the chunks before the first piece."""
+        return []
+
+    def chunk(self, pieces: Sequence[Piece]) -> dict[str, Any]:
+        """Return the chunk of pieces that came together."""
+        return self._chunk(self._part(pieces))
+
+    def end(self) -> list[dict[str, Any]]:
+        """Return the chunks after the last piece."""
+        if not self.include_usage:
+            return []
+        return [{**self._head(self.chunk_kind), "usage": self._usage()}]
+
+    @abstractmethod
+    def _whole(self, pieces: Sequence[Piece]) -> dict[str, Any]:
+        """Return the choice of a complete answer, without what all choices have."""
+
+    @abstractmethod
+    def _part(self, pieces: Sequence[Piece]) -> dict[str, Any]:
+        """Return the choice of a chunk, likewise."""
+
+    def _chunk(self, choice: dict[str, Any]) -> dict[str, Any]:
+        head = self._head(self.chunk_kind, choice)
+        return {**head, "usage": None} if self.include_usage else head
+
+    def _head(self, kind: str, choice: dict[str, Any] | None = None) -> dict[str, Any]:
+        return {
+            "id": f"{self.prefix}-{self._number}",
+            "object": kind,
+            "created": self._created,
+            "model": self.model,
+            "choices": [] if choice is None else [{"index": 0, **choice}],
+        }
+
+    def _usage(self) -> dict[str, int]:
+        return {
+            "prompt_tokens": self.num_prompt,
+            "completion_tokens": self.num_new,
+            "total_tokens": self.num_prompt + self.num_new,
+        }
+
+    def _count(self, pieces: Sequence[Piece]) -> tuple[str, Finish | None]:
+        self.num_new += len(pieces)
+        return "".join(piece.text for piece in pieces), pieces[-1].finish
+
+
+@attrs.define(kw_only=True, eq=False)
+class CompletionForm(Form):
+    """Of ``/v1/completions``."""
+
+    kind = chunk_kind = "text_completion"
+    prefix = "cmpl"
+    _offset: int = 0
+    """Characters of the tokens so far."""
+
+    def _whole(self, pieces: Sequence[Piece]) -> dict[str, Any]:
+        return self._part(pieces)
+
+    def _part(self, pieces: Sequence[Piece]) -> dict[str, Any]:
+        text, finish = self._count(pieces)
+        return {"text": text, "logprobs": self._logprobs(pieces), "finish_reason": finish}
+
+    def _logprobs(self, pieces: Sequence[Piece]) -> dict[str, Any] | None:
+        if pieces[0].emitted.logprob is None:
+            return None
+        tokens = [self.texts.token(piece.emitted.token) for piece in pieces]
+        offsets = []
+        for token in tokens:
+            offsets.append(self._offset)
+            self._offset += len(token)
+        return {
+            "tokens": tokens,
+            "token_logprobs": [_finite(piece.emitted.logprob) for piece in pieces],
+            "top_logprobs": [self._by_text(piece.emitted) for piece in pieces],
+            "text_offset": offsets,
+        }
+
+    def _by_text(self, emitted: Emitted) -> dict[str, float]:
+        """Of tokens of the same text, such as parts of characters, the most probable one counts."""
+        found: dict[str, float] = {}
+        for number, logprob in emitted.top:
+            found.setdefault(self.texts.token(number), _finite(logprob))
+        return found
+
+
+@attrs.define(kw_only=True, eq=False)
+class ChatForm(Form):
+    """Of ``/v1/chat/completions``."""
+
+    kind = "chat.completion"
+    chunk_kind = "chat.completion.chunk"
+    prefix = "chatcmpl"
+
+    def begin(self) -> list[dict[str, Any]]:
+        return [self._chunk(self._choice({"delta": {"role": "assistant", "content": ""}}))]
+
+    def _whole(self, pieces: Sequence[Piece]) -> dict[str, Any]:
+        text, finish = self._count(pieces)
+        message = {"role": "assistant", "content": text, "refusal": None}
+        return self._choice({"message": message}, self._logprobs(pieces), finish)
+
+    def _part(self, pieces: Sequence[Piece]) -> dict[str, Any]:
+        text, finish = self._count(pieces)
+        delta = {"content": text} if text else {}
+        return self._choice({"delta": delta}, self._logprobs(pieces), finish)
+
+    def _choice(
+        self, content: dict[str, Any], logprobs: Any = None, finish: Finish | None = None
+    ) -> dict[str, Any]:
+        return {**content, "logprobs": logprobs, "finish_reason": finish}
+
+    def _logprobs(self, pieces: Sequence[Piece]) -> dict[str, Any] | None:
+        if pieces[0].emitted.logprob is None:
+            return None
+        return {"content": [self._of_token(piece.emitted) for piece in pieces], "refusal": None}
+
+    def _of_token(self, emitted: Emitted) -> dict[str, Any]:
+        top = [self._logprob(*pair) for pair in emitted.top]
+        return {**self._logprob(emitted.token, emitted.logprob), "top_logprobs": top}
+
+    def _logprob(self, number: int, logprob: float | None) -> dict[str, Any]:
+        token = self.texts.token(number)
+        content = None if _INCOMPLETE in token else [*token.encode()]
+        return {"token": token, "logprob": _finite(logprob), "bytes": content}
+
+
+def _finite(logprob: float | None) -> float:
+    assert logprob is not None, "asked for"
+    return max(logprob, _LEAST_LOGPROB)

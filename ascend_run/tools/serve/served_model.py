@@ -1,0 +1,126 @@
+"""What the server knows of its model: requests of OpenAI's API to requests of the engine."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from http import HTTPStatus
+
+import attrs
+
+from ascend_run.ops.generation.engine import Request
+from ascend_run.text.templates import ChatTemplate, TemplateRefusal
+from ascend_run.tools.generate.texts import Texts
+
+from .asked import Asked, Message
+from .errors import ApiError
+from .limits import Limits
+
+
+@attrs.frozen(kw_only=True, eq=False)
+class ServedModel:
+    """A model under the name that requests give."""
+
+    name: str
+    created: int  #: Unix time of its start.
+    texts: Texts
+    template: ChatTemplate | None
+    """Of chats; None: there is none."""
+    no_template: str = ""
+    """Why there is none."""
+    max_length: int
+    """Longest prompt and answer together: the model's positions, or the cache."""
+    vocab_size: int
+
+    def request(self, asked: Asked, limits: Limits) -> Request:
+        """Encode the prompt and check its length.
+
+        Raises:
+            ApiError: The model is another one, or the prompt cannot be answered.
+        """
+        if asked.model != self.name:
+            raise self.another(asked.model)
+        ids = self._ids(asked.prompt)
+        return Request(
+            prompt=ids,
+            max_new_tokens=self._max_new_tokens(ids, asked, limits),
+            end_ids=self.texts.end_ids,
+            sampling=asked.sampling,
+        )
+
+    def another(self, name: str) -> ApiError:
+        """Return the error of a request for a model that is not this one."""
+        return ApiError(
+            f"the model {name!r} does not exist; this server has {self.name!r}",
+            HTTPStatus.NOT_FOUND,
+            param="model",
+            code="model_not_found",
+        )
+
+    def _ids(self, prompt: str | tuple[int, ...] | tuple[Message, ...]) -> tuple[int, ...]:
+        if isinstance(prompt, str):
+            ids, param = self.texts.ids(prompt), "prompt"
+        elif all(isinstance(one, int) for one in prompt):
+            ids, param = prompt, "prompt"  # type: ignore[assignment]
+        else:
+            ids, param = self._of_chat(prompt), "messages"  # type: ignore[arg-type]
+        if not ids:
+            raise ApiError(
+                f"{param} is empty, and the tokenizer adds no token that begins a text",
+                param=param,
+            )
+        for number in (min(ids), max(ids)):
+            if not 0 <= number < self.vocab_size:
+                raise ApiError(
+                    f"the token id {number} of {param} is none of the model's: it has "
+                    f"{self.vocab_size}",
+                    param=param,
+                )
+        return ids
+
+    def _of_chat(self, messages: Sequence[Mapping[str, str]]) -> tuple[int, ...]:
+        if self.template is None:
+            raise ApiError(f"this model does not chat: {self.no_template}", param="messages")
+        try:
+            text = self.template.render(messages, prompt=True)
+        except TemplateRefusal as problem:
+            raise ApiError(
+                f"the chat template of the model refuses the messages: {problem}",
+                param="messages",
+            ) from None
+        # The template spells the special tokens that the tokenizer would add.
+        return tuple(self.texts.tokenizer.backend.encode(text, add_special_tokens=False).ids)
+
+    def _max_new_tokens(self, ids: Sequence[int], asked: Asked, limits: Limits) -> int:
+        """
+        Raises:
+            ApiError: The prompt, the answer, or both together are too long.
+        """
+        param = "prompt" if isinstance(asked.prompt, str) else "messages"
+        longest = self.max_length - 1
+        if limits.max_prompt_tokens is not None:
+            longest = min(longest, limits.max_prompt_tokens)
+        if len(ids) > longest:
+            raise ApiError(
+                f"the prompt has {len(ids)} tokens, and the longest one here {longest}; shorten it",
+                param=param,
+                code="context_length_exceeded",
+            )
+        left = self.max_length - len(ids)
+        most = left if limits.max_new_tokens is None else min(left, limits.max_new_tokens)
+        if asked.max_new_tokens is None:
+            return most
+        if asked.max_new_tokens > left:
+            raise ApiError(
+                f"{len(ids)} tokens and {asked.max_new_tokens} new ones are "
+                f"{len(ids) + asked.max_new_tokens}, and the longest text here has "
+                f"{self.max_length}; shorten the prompt, or ask for at most {left} new ones",
+                param=param,
+                code="context_length_exceeded",
+            )
+        if asked.max_new_tokens > most:
+            raise ApiError(
+                f"{asked.max_new_tokens} new tokens are asked for, and the longest answer here "
+                f"has {most}",
+                param="max_tokens",
+            )
+        return asked.max_new_tokens
