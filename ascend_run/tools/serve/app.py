@@ -22,6 +22,7 @@ from .fields import parsed
 from .forms import ChatForm, CompletionForm, Form
 from .guard import Guard
 from .limits import Limits
+from .page import page_response
 from .replying import Reply, engine_failed, error_response, json_response
 from .served_model import ServedModel
 
@@ -44,6 +45,7 @@ class Service:
         """Return the ASGI application."""
         return Starlette(
             routes=[
+                Route("/", self._page),
                 Route("/v1/models", self._models),
                 Route("/v1/models/{name:path}", self._model),
                 Route("/v1/completions", self._completion, methods=["POST"]),
@@ -58,6 +60,10 @@ class Service:
                 ),
             },
         )
+
+    async def _page(self, request: Request) -> Response:
+        chats, asks_key = self.model.template is not None, self.key is not None
+        return page_response(self.model.name, chats=chats, asks_key=asks_key)
 
     async def _models(self, request: Request) -> Response:
         return json_response({"object": "list", "data": [self._card()]})

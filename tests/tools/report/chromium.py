@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from .page import Page, View, ended_browser
+from .page import Page, View, address, ended_browser
 
 _FLAGS = (
     *("--headless", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run"),
@@ -32,14 +32,14 @@ class Chromium:
         self._next = 0
         self._events: list[dict[str, Any]] = []
 
-    def open(self, path: Path, view: View) -> Page:
-        """Open a file in a tab of its own."""
+    def open(self, place: Path | str, view: View) -> Page:
+        """Open a file or an address in a tab of its own."""
         page = ChromiumPage(self)
         page.resize(view.width, view.height)
         feature = {"name": "prefers-color-scheme", "value": view.scheme}
         page.command("Emulation.setEmulatedMedia", features=[feature])
         page.command("Emulation.setScriptExecutionDisabled", value=not view.script)
-        page.command("Page.navigate", url=path.resolve().as_uri())
+        page.command("Page.navigate", url=address(place))
         self.wait_for(page.session, "Page.loadEventFired")
         if view.script:
             page.settle()

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Final
 
-from .page import Page, View, ended_browser
+from .page import Page, View, address, ended_browser
 from .web_socket import WebSocket
 
 _EVENTS: Final = ("log.entryAdded", "network.beforeRequestSent")
@@ -38,8 +38,8 @@ class Firefox:
         (window,) = self.command("browsingContext.getTree", **{"moz:scope": "chrome"})["contexts"]
         self._window = {"context": window["context"]}
 
-    def open(self, path: Path, view: View) -> Page:
-        """Open a file in a tab of its own."""
+    def open(self, place: Path | str, view: View) -> Page:
+        """Open a file or an address in a tab of its own."""
         page = FirefoxPage(self, view.script)
         page.resize(view.width, view.height)
         tab = "gBrowser.selectedBrowser.browsingContext"
@@ -48,7 +48,7 @@ class Firefox:
         self.command(
             "browsingContext.navigate",
             context=page.context,
-            url=path.resolve().as_uri(),
+            url=address(place),
             wait="complete",
         )
         if view.script:

@@ -67,8 +67,13 @@ class Page(ABC):
 class Browser(Protocol):
     """A running browser."""
 
-    def open(self, path: Path, view: View) -> Page:
-        """Open a file in a tab of its own."""
+    def open(self, place: Path | str, view: View) -> Page:
+        """Open a file or an address in a tab of its own."""
+
+
+def address(place: Path | str) -> str:
+    """Return the address of a file, or the one given."""
+    return place if isinstance(place, str) else place.resolve().as_uri()
 
 
 @contextlib.contextmanager

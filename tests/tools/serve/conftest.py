@@ -6,8 +6,21 @@ from pathlib import Path
 import pytest
 
 from ascend_run.tools.generate.texts import Texts
+from tests.support.browsers import require_browser, started_browser
+from tests.tools.report.page import Browser
 
 from .serving import Served, counting, tiny_texts
+
+
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    require_browser(item)
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Browser]:
+    """One browser for the tests of a module; each opens a page of its own."""
+    with started_browser() as started:
+        yield started
 
 
 @pytest.fixture(scope="package")

@@ -71,6 +71,8 @@ class CountingSession:
         self.may_step = threading.Event()
         self.may_step.set()
         self.failure: Exception | None = None
+        self.says: Sequence[int] = ()
+        """Ids that it gives instead."""
         self.pause_after: int | None = None
         """Tokens of a sequence after which no more come."""
 
@@ -104,7 +106,7 @@ class CountingSession:
         if count + 1 == request.max_new_tokens:
             finish = Finish.LENGTH
             del self.running[number]
-        token = counted(request, count)
+        token = self.says[count % len(self.says)] if self.says else counted(request, count)
         logprob = None if request.sampling.logprobs is None else -0.5
         top = tuple((token + n, -0.5 - n) for n in range(request.sampling.logprobs or 0))
         emitted = Emitted(number, token, finish, logprob, top)

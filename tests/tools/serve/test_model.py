@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import gc
 import json
 import os
@@ -195,14 +196,17 @@ def test_memory_does_not_grow(loaded: Loaded, number: int) -> None:
     def asked(count: int) -> None:
         with ThreadPoolExecutor(8) as threads:
             ask: Callable[[str], str] = lambda prompt: loaded.text(prompt, max_tokens=2)  # noqa: E731
-            some: Sequence[str] = [*loaded.alone] * (count // len(loaded.alone))
-            assert len([*threads.map(ask, some)]) == count
+            some: Sequence[str] = [*loaded.alone] * (-(-count // len(loaded.alone)))
+            assert len([*threads.map(ask, some)]) >= count
 
-    asked(100)
-    gc.collect()
-    objects, memory = len(gc.get_objects()), psutil.Process().memory_info().rss
-    asked(number)
-    gc.collect()
-    assert len(gc.get_objects()) - objects < number / 10, "less than an object for ten requests"
-    grown = psutil.Process().memory_info().rss - memory
-    assert grown < 8e6, f"{grown / 1e6:.1f} MB"
+    def used() -> tuple[int, int]:
+        gc.collect()
+        ctypes.CDLL(None).malloc_trim(0)  # pages that are free, but held back
+        return len(gc.get_objects()), psutil.Process().memory_info().rss
+
+    asked(100 + number // 2)
+    objects, memory = used()
+    asked(number // 2)
+    more_objects, more_memory = used()
+    assert more_objects - objects < number / 10, "less than an object for ten requests"
+    assert more_memory - memory < 2e6, "1 KB for each of 2,000 requests"
