@@ -26,7 +26,7 @@ class ServedModel:
     template: ChatTemplate | None
     """Of chats; None: there is none."""
     no_template: str = ""
-    """Why there is none."""
+    """Why there is none; of the server's own folders, so no client gets it."""
     max_length: int
     """Longest prompt and answer together: the model's positions, or the cache."""
     vocab_size: int
@@ -79,7 +79,11 @@ class ServedModel:
 
     def _of_chat(self, messages: Sequence[Mapping[str, str]]) -> tuple[int, ...]:
         if self.template is None:
-            raise ApiError(f"this model does not chat: {self.no_template}", param="messages")
+            raise ApiError(
+                "this model has no chat template; ask /v1/completions, or start the server with "
+                "--template",
+                param="messages",
+            )
         try:
             text = self.template.render(messages, prompt=True)
         except TemplateRefusal as problem:

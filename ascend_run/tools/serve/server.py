@@ -39,6 +39,10 @@ def serve(question: ServeQuestion, host: str, port: int, key: str | None, limits
             address, number = listener.getsockname()[:2]
             shown = f"[{address}]" if ":" in address else address
             click.echo(f"{model.name} is served at http://{shown}:{number}/", err=True)
+            if model.template is None:
+                click.echo(
+                    f"it has no chat template, so it does not chat: {model.no_template}", err=True
+                )
             if hosts is None and key is None:
                 click.echo("anyone who reaches this address can use it: no --api-key", err=True)
             with _terminable(), contextlib.suppress(KeyboardInterrupt):

@@ -30,11 +30,12 @@ class Command:
     def __init__(self, session: CountingSession, monkeypatch: pytest.MonkeyPatch) -> None:
         self.question: ServeQuestion | None = None
         self.listener: socket.socket | None = None
+        self.template = True
 
         @contextlib.contextmanager
         def opened(question: ServeQuestion) -> Iterator[tuple[Any, CountingSession]]:
             self.question = question
-            yield counting_model(session.texts), session
+            yield counting_model(session.texts, self.template), session
 
         def listening(host: str, port: int) -> socket.socket:
             self.listener = found(host, port)
@@ -83,6 +84,15 @@ def test_it_serves_until_a_signal(
     told = capsys.readouterr().err
     assert told.startswith("tiny is served at http://127.0.0.1:")
     assert "anyone" not in told
+    assert "template" not in told
+
+
+def test_a_model_that_does_not_chat_is_told(
+    command: Command, capsys: pytest.CaptureFixture[str]
+) -> None:
+    command.template = False
+    command.run(then=lambda port: asked(port, "GET", "/v1/models"))
+    assert "it has no chat template, so it does not chat: there is none" in capsys.readouterr().err
 
 
 def test_options_reach_the_server(command: Command, tmp_path: Path) -> None:

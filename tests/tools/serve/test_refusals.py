@@ -242,7 +242,7 @@ def test_without_a_template_a_chat_is_refused(texts: Texts) -> None:
     with counting(texts, template=False) as server:
         status, answer = server.post("/v1/chat/completions", CHAT)
     assert status == 400
-    assert "this model does not chat: there is none" in answer["error"]["message"]
+    assert "this model has no chat template; ask /v1/completions" in answer["error"]["message"]
 
 
 def test_the_key_is_asked_for(texts: Texts) -> None:
