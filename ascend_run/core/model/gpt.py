@@ -136,11 +136,11 @@ class GPT(GPTModel):
                 only differences within a document matter.
             reduction: ``sum`` is the masked loss sum, a scalar; ``none`` every token's loss [B, S],
                 0 where the mask is 0, and no multi-token prediction.
+            kwargs: ``rotary_pos_emb`` replaces the tables of consecutive positions from 0.
         """
         embedded = self._embedded(input_ids, position_ids) if self.pre_process else None
         of_layers = {
             "attention_mask": None,
-            "rotary_pos_emb": self._rotary_tables(input_ids, document_ends),
             "packed_seq_params": BatchMask.of(
                 document_ends,
                 attention_mask,
@@ -149,6 +149,8 @@ class GPT(GPTModel):
             ),
             **kwargs,
         }
+        if "rotary_pos_emb" not in kwargs:
+            of_layers["rotary_pos_emb"] = self._rotary_tables(input_ids, document_ends)
         hidden = self.decoder(hidden_states=embedded, **of_layers)
         if not self.post_process:
             out: Tensor = hidden

@@ -5,7 +5,8 @@ Source: arXiv:2104.09864; half-rotation pairing as in GPT-NeoX and Llama, or int
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Iterable
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -77,16 +78,20 @@ class RotaryTable(nn.Module):
         if self.partition is not None and self.cp_size > 1 and document_ends:
             # Documents differ in every batch: cache the full table and select from it.
             if key not in self._full_tables:
-                tables = self._tables(torch.arange(seq_length), counted)
+                tables = self.at(torch.arange(seq_length), counted)
                 self._full_tables[key] = tables.to(device=device, dtype=dtype)
             positions = self.positions(seq_length, document_ends).to(device)
             return self._full_tables[key].index_select(1, positions)
         if key not in self._cache:
-            tables = self._tables(self.positions(seq_length), counted)
+            tables = self.at(self.positions(seq_length), counted)
             self._cache[key] = tables.to(device=device, dtype=dtype)
         return self._cache[key]
 
-    def _tables(self, positions_S: Tensor, seq_length: int) -> Tensor:
+    def at(self, positions_S: Tensor, seq_length: int) -> Tensor:
+        """Return the tables of any positions in a text of that length: [2, S, R], float64.
+
+        Nothing is kept, so each call may be of another length.
+        """
         width, base, scaling = self.width, self.base, self.scaling
         if scaling is None:
             angle_P, magnitude = frequencies(width, base), 1.0
@@ -116,3 +121,8 @@ class RotaryTables(nn.Module):
     def forward(self, *args: Any) -> Tensor:
         """Return the tables; arguments as those of RotaryTable."""
         return torch.stack([table(*args) for table in self.tables])
+
+    def at(self, positions_S: Tensor, seq_length: int) -> Tensor:
+        """Return the tables of any positions: [2, 2, S, R], float64."""
+        tables = cast("Iterable[RotaryTable]", self.tables)
+        return torch.stack([table.at(positions_S, seq_length) for table in tables])

@@ -70,6 +70,8 @@ class Engine:
         forward: Step -> logits [R, V].
         chunk_tokens: Prompt tokens of a step.
         max_sequences: Running at a time; others wait in order.
+        restarts_above: A text that gets longer than this is recomputed from its first token, since
+            its RoPE scaling has other angles from there on.
     """
 
     def __init__(
@@ -79,9 +81,11 @@ class Engine:
         *,
         chunk_tokens: int = 512,
         max_sequences: int = 16,
+        restarts_above: int | None = None,
     ) -> None:
         self._forward, self._cache = forward, cache
         self._chunk_tokens, self._max_sequences = chunk_tokens, max_sequences
+        self._restarts_above = restarts_above
         self._waiting: dict[int, Request] = {}
         self._running: dict[int, _Running] = {}
         self._num_submitted = 0
@@ -133,6 +137,7 @@ class Engine:
             try:
                 self._cache.reserve(sequence, request.num_stored)
             except CacheFull:
+                assert self._running, "nothing runs, and pages are missing: some were not released"
                 return
             self._running[sequence] = _Running(
                 request, list(request.prompt), Sampler(request.sampling)
@@ -145,13 +150,21 @@ class Engine:
         for sequence, running in self._running.items():
             start = running.num_stored
             missing = len(running.ids) - start
-            count = missing if running.num_new else min(missing, left)
+            is_next = running.num_new > 0 and missing == 1
+            count = missing if is_next else min(missing, left)
             if not count:
                 continue
-            left -= 0 if running.num_new else count
+            left -= 0 if is_next else count
             ids = running.ids[start : start + count]
             last = int(count == missing)
-            chunks.append(Chunk(sequence=sequence, start=start, ids=ids, num_logits=last))
+            chunk = Chunk(
+                sequence=sequence,
+                start=start,
+                ids=ids,
+                num_logits=last,
+                length=len(running.ids),
+            )
+            chunks.append(chunk)
         return chunks
 
     def _emit(self, sequence: int, choice: Choice) -> Emitted:
@@ -165,6 +178,9 @@ class Engine:
             finish = Finish.LENGTH
         if finish is not None:
             self._release(sequence)
+        elif len(running.ids) - 1 == self._restarts_above:
+            running.num_stored = 0
+            self._cache.forget(sequence)
         return Emitted(sequence, token, finish, choice.logprob, choice.top)
 
     def _release(self, sequence: int) -> None:

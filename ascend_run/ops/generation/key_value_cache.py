@@ -170,6 +170,10 @@ class KeyValueCache:
     def release(self, sequence: int) -> None:
         """Free the pages that no other sequence has; the tokens of this one are forgotten."""
         self.pages.release(sequence)
+        self.forget(sequence)
+
+    def forget(self, sequence: int) -> None:
+        """Forget the tokens of a sequence, which keeps its pages."""
         for pool in self._pools.values():
             pool.stored.pop(sequence, None)
 

@@ -19,6 +19,12 @@ class StepPart:
     start: int  #: Position of the first one. Unit: tokens.
     first: int  #: Index of the first one in the step's row.
     count: int
+    length: int = attrs.field()
+    """Tokens of its text by which a RoPE scaling chooses angles; default: up to the last one."""
+
+    @length.default
+    def _to_its_end(self) -> int:
+        return self.start + self.count
 
     @property
     def rows(self) -> slice:
@@ -34,6 +40,12 @@ class Chunk:
     start: int  #: Position of the first one. Unit: tokens.
     ids: Sequence[int]
     num_logits: int  #: Number of last tokens whose logits are wanted.
+    length: int = attrs.field()
+    """Tokens of its text so far, with those of later chunks; default: up to the last one."""
+
+    @length.default
+    def _to_its_end(self) -> int:
+        return self.start + len(self.ids)
 
 
 @attrs.frozen(eq=False)
@@ -62,7 +74,7 @@ class Step:
         parts = []
         for chunk in chunks:
             count = len(chunk.ids)
-            parts.append(StepPart(chunk.sequence, chunk.start, len(tokens), count))
+            parts.append(StepPart(chunk.sequence, chunk.start, len(tokens), count, chunk.length))
             tokens += chunk.ids
             positions += range(chunk.start, chunk.start + count)
             rows += range(len(tokens) - chunk.num_logits, len(tokens))

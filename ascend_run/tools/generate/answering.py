@@ -18,6 +18,7 @@ from ascend_run.tools.convert.opening import Format, recognised
 from ascend_run.tools.convert.source_options import SourceOptions
 
 from .model import GenerationModel, loaded_model
+from .model_options import ModelOptions
 from .searching import searched
 from .session import Session
 from .texts import Texts, open_texts
@@ -38,6 +39,7 @@ class Question:
     dtype: str | None
     prompts: Sequence[str]
     max_new_tokens: int
+    model_options: ModelOptions = attrs.field(factory=ModelOptions)
     sampling: Sampling = attrs.field(factory=Sampling)
     stop: tuple[str, ...] = ()
     search: BeamSearch | None = None
@@ -98,7 +100,14 @@ def answers(question: Question, on_text: OnText = lambda index, text: None) -> I
     texts = model_texts(question.model, question.options, question.tokenizer)
     prompts = [texts.ids(prompt) for prompt in question.prompts]
     dtype = None if question.dtype is None else DTYPES[question.dtype]
-    with loaded_model(question.model, question.options, dtype) as model:
+
+    def cache_tokens(longest: int) -> int:
+        lengths = (min(len(ids) + question.max_new_tokens, longest) for ids in prompts)
+        return _cache_tokens([length - 1 for length in lengths])
+
+    with loaded_model(
+        question.model, question.options, dtype, question.model_options, cache_tokens
+    ) as model:
         _require_answerable(prompts, model)
         requests = [
             Request(
@@ -134,7 +143,8 @@ def _chosen(
     on_text: OnText,
 ) -> Iterator[Answer]:
     """Answer token by token."""
-    session = Session(model.engine(_cache_tokens(requests), max_sequences=_MAX_SEQUENCES), texts)
+    num_tokens = _cache_tokens([request.num_stored for request in requests])
+    session = Session(model.engine(num_tokens, max_sequences=_MAX_SEQUENCES), texts)
     numbers = {session.submit(one, question.stop): at for at, one in enumerate(requests)}
     opened = [
         _Open(prompt, len(request.prompt))
@@ -159,11 +169,11 @@ def _sampling_of(sampling: Sampling, index: int) -> Sampling:
     return attrs.evolve(sampling, seed=int.from_bytes(digest[:8], "big") >> 1)
 
 
-def _cache_tokens(requests: Sequence[Request]) -> int:
-    """Return the tokens of the longest requests that can run together, in whole pages."""
-    longest = sorted((request.num_stored for request in requests), reverse=True)
+def _cache_tokens(stored: Sequence[int]) -> int:
+    """Return the tokens of the longest sequences that can run together, in whole pages."""
+    longest = sorted(stored, reverse=True)[:_MAX_SEQUENCES]
     page_size = 16
-    return sum(-(-tokens // page_size) * page_size for tokens in longest[:_MAX_SEQUENCES])
+    return sum(-(-tokens // page_size) * page_size for tokens in longest)
 
 
 def _answer(one: _Open, texts: Texts) -> Answer:

@@ -11,6 +11,7 @@ from ascend_run.plugin_api.errors import ConfigError
 from ascend_run.tools.convert.source_options import SourceOptions, source_options
 
 from .beam_options import BeamOptions, beam_options
+from .model_options import ModelOptions, model_options
 from .printing import TextPrinter, as_record
 from .sampling_options import SamplingOptions, sampling_options
 
@@ -46,6 +47,7 @@ from .sampling_options import SamplingOptions, sampling_options
 )
 @sampling_options
 @beam_options
+@model_options
 @click.option("--json", "as_json", is_flag=True, help="Print a JSON object for each prompt.")
 def command(
     model: Path,
@@ -58,6 +60,7 @@ def command(
     source_options: SourceOptions,
     sampling_options: SamplingOptions,
     beam_options: BeamOptions,
+    model_options: ModelOptions,
 ) -> int:
     """Continue prompts with a stored model.
 
@@ -82,6 +85,7 @@ def command(
         dtype=dtype,
         prompts=prompts,
         max_new_tokens=max_new_tokens,
+        model_options=model_options,
         sampling=sampling,
         stop=sampling_options.stop,
         search=beam_options.search(sampling_options),

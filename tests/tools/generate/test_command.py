@@ -71,9 +71,8 @@ def answers(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch)
     return run_it
 
 
-def of_transformers(folder: Path, ids: list[int], max_new_tokens: int) -> list[int]:
+def of_transformers(model: Any, ids: list[int], max_new_tokens: int) -> list[int]:
     with computing_in(torch.float64), torch.no_grad():
-        model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float64)
         found = model.generate(
             torch.tensor([ids]),
             attention_mask=torch.ones(1, len(ids), dtype=torch.int64),
@@ -93,9 +92,11 @@ def test_ids_are_those_of_transformers(folder: Path, tmp_path: Path, answers: An
     file.write_text("\n".join(texts := prompts(20)))
     found = answers(folder, "--prompts", file, "--max-new-tokens", 24, "--dtype", "fp64")
     assert [one["prompt"] for one in found] == texts
+    with computing_in(torch.float64):
+        model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float64)
     for one in found:
         ids = tokenizer.encode(one["prompt"]).ids
-        assert one["ids"] == of_transformers(folder, ids, 24)
+        assert one["ids"] == of_transformers(model, ids, 24)
         assert one["finish"] == ("stop" if one["ids"][-1] == 7 else "length")
         assert (one["prompt_tokens"], one["new_tokens"]) == (len(ids), len(one["ids"]))
         assert one["text"] == tokenizer.decode(one["ids"])
@@ -174,19 +175,44 @@ def test_ids_beyond_the_vocabulary_name_the_tokenizer(
     assert "and the model's vocabulary has 40 ids" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("kind", ["dynamic", "longrope"])
-def test_a_scaling_that_depends_on_the_length_is_refused(
-    folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], kind: str
+def test_a_stated_length_is_refused_where_it_changes_nothing(
+    folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    config = json.loads((folder / "config.json").read_text())
-    scaling = {"rope_type": kind, "rope_theta": 10000.0, "factor": 2.0}
-    if kind == "longrope":
-        scaling |= {"short_factor": [1.0] * 4, "long_factor": [2.0] * 4}
-        scaling |= {"original_max_position_embeddings": 64}
-    write_llama(tmp_path, vocab_size=config["vocab_size"], rope_parameters=scaling)
-    words = ["generate", str(tmp_path), "fox", "--tokenizer", str(folder)]
-    assert run(words) == 2
-    assert f"its RoPE scaling {kind} depends on the length" in capsys.readouterr().err
+    assert run(["generate", str(folder), "fox", "--rope-length", "64"]) == 2
+    assert "--rope-length 64: it goes with the RoPE scalings" in capsys.readouterr().err
+
+
+def test_answers_in_bfloat16_are_of_the_length_asked(folder: Path, answers: Answers) -> None:
+    (one,) = answers(folder, "the quick", "--max-new-tokens", 5, "--dtype", "bf16")
+    assert one["finish"] == "stop" or one["new_tokens"] == 5
+
+
+@pytest.mark.parametrize(
+    ("beside_weights", "message"),
+    [
+        (False, "its weights take 0.0 GB in float32"),
+        (True, "its cache of 128 tokens takes 0.0 GB in float32 beside weights"),
+    ],
+)
+def test_what_exceeds_the_memory_is_refused_before_the_build(
+    folder: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    beside_weights: bool,
+    message: str,
+) -> None:
+    import psutil
+
+    from ascend_run.tools.generate import model
+
+    class Memory:
+        # The file's header is smaller than the cache.
+        available = (folder / "model.safetensors").stat().st_size if beside_weights else 1000
+
+    monkeypatch.setattr(psutil, "virtual_memory", Memory)
+    monkeypatch.delattr(model, "built_model")
+    assert run(["generate", str(folder), "fox", "--max-new-tokens", "500"]) == 2
+    assert message in capsys.readouterr().err
 
 
 def test_a_model_with_a_score_head_is_refused(

@@ -1,36 +1,59 @@
 """Logits of steps for every model family: against a whole forward, and against transformers."""
 
+import random
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
+from ascend_run.ops.generation.step import Chunk, Step
 from ascend_run.testing.hugging_face.widened import computing_in
 from ascend_run.tools.convert.source_options import SourceOptions
+from ascend_run.tools.generate.memory import token_bytes
 from ascend_run.tools.generate.model import loaded_model
-from tests.plugins.models.cases import BY_NAME, FAMILIES
+from tests.plugins.models.cases import CASES
 from tests.plugins.models.published import publish
 
-from .test_logits import logits_in_chunks, whole
+from .test_logits import logits_in_chunks, logits_of_new, require_each_of_its_text, whole
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*tp_group is None:DeprecationWarning")
 
 
-@pytest.mark.exhaustive(by=lambda name: (name[0], name == "deepseek_v3"))
-@pytest.mark.parametrize("name", [family.name for family in FAMILIES])
-def test_chunks_of_a_family_are_as_its_whole_forward(name: str, tmp_path: Path) -> None:
-    family = BY_NAME[name]
-    model: Any = family.model(torch.float64)
+def aspects(case: str) -> list[object]:
+    """What the suite's few cases show; every case runs in the campaign."""
+    family, _ = CASES[case]
+    words = ("window", "yarn", "factors, a window", "one group")
+    shown = [("experts", family.experts), *(word for word in words if word in case)]
+    return [*shown, family.name == "deepseek_v3"]
+
+
+@pytest.mark.exhaustive(by=aspects)
+@pytest.mark.parametrize("case", CASES)
+def test_steps_of_a_family_are_as_its_whole_forward(case: str, tmp_path: Path) -> None:
+    """In every arrangement, and with each new token of an answer."""
+    family, changes = CASES[case]
+    model: Any = family.model(torch.float64, **changes)
     model.save_pretrained(tmp_path)
     if family.publish:
         publish(tmp_path, family.publish, model.config)
-    torch.manual_seed(0)
-    with loaded_model(tmp_path, SourceOptions(family=name), torch.float64) as loaded:
+    draw = random.Random(case)
+    with loaded_model(tmp_path, SourceOptions(family=family.name), torch.float64) as loaded:
         vocab_size = loaded.config.model.vocab_size
-        sequences = [torch.randint(vocab_size, (length,)).tolist() for length in (15, 8)]
-        for got, ids in zip(logits_in_chunks(loaded, sequences, 3), sequences, strict=True):
-            torch.testing.assert_close(got, whole(loaded, ids), rtol=0, atol=1e-10)
+        sequences = [[draw.randrange(vocab_size) for _ in range(length)] for length in (22, 9)]
+        wanted = [whole(loaded, ids) for ids in sequences]
+        for ids, got in zip(sequences, wanted, strict=True):
             with computing_in(torch.float64), torch.no_grad():
                 want = model.eval()(torch.tensor([ids])).logits[0]
             torch.testing.assert_close(got, want, rtol=0, atol=1e-10)
+        for size in (1, 3, 16, 64, draw):
+            for got, want in zip(logits_in_chunks(loaded, sequences, size), wanted, strict=True):
+                torch.testing.assert_close(got, want, rtol=0, atol=1e-10)
+        prompts = [ids[:length] for ids, length in zip(sequences, (4, 7), strict=True)]
+        for ids, logits in logits_of_new(loaded, prompts, 6):
+            require_each_of_its_text(loaded, ids, logits)
+
+        cache = loaded.with_cache(64)
+        cache.reserve(0, 40)
+        loaded.logits(Step.of([Chunk(sequence=0, start=0, ids=sequences[0], num_logits=1)]))
+        assert cache.num_bytes == 48 * token_bytes(loaded.config, torch.float64)

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from ascend_run.ops.generation.lean_layer import StepAngles
 from ascend_run.ops.generation.step import Chunk, Step
-from ascend_run.tools.convert.opening import SourceOptions
+from ascend_run.tools.convert.source_options import SourceOptions
 from ascend_run.tools.generate import recognition
 from ascend_run.tools.generate.model import GenerationModel, loaded_model
 from ascend_run.tools.generate.recognition import KNOWN_FIELDS, lean_layer
@@ -32,12 +32,7 @@ pytestmark = pytest.mark.filterwarnings(
 
 LATENT = {"deepseek_v2", "deepseek_v3", "minicpm3"}
 """Families with multi-latent attention, whose layers stay modules."""
-CASES = [
-    (family.name, label)
-    for family in FAMILIES
-    for label, changes in family.variants.items()
-    if "longrope" not in str(changes)
-]
+CASES = [(family.name, label) for family in FAMILIES for label in family.variants]
 
 
 def save(name: str, label: str, folder: Path) -> None:
