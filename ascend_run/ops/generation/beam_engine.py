@@ -132,7 +132,14 @@ class BeamEngine:
             ]
         ids = prompt[start : start + self._chunk_tokens]
         is_last = int(start + len(ids) == len(prompt))
-        return [Chunk(sequence=search.sequences[0], start=start, ids=ids, num_logits=is_last)]
+        chunk = Chunk(
+            sequence=search.sequences[0],
+            start=start,
+            ids=ids,
+            num_logits=is_last,
+            length=len(prompt),
+        )
+        return [chunk]
 
     def _extend(self, number: int, logits_RV: Tensor) -> Found | None:
         search = self._running[number]

@@ -81,7 +81,17 @@ class CachedAttention(AttentionKernel[Any]):
 
     def of_step(self, q: Tensor, k: Tensor, v: Tensor, spec: AttentionSpec) -> Tensor:
         """Compute the attention of the step that runs, [T, N, D], [T, G, D], [T, G, E] ->
-        [T, N, E]."""
+        [T, N, E]; 0 of tokens after those of its sequences, which fill up the row."""
+        assert self.state.step is not None
+        count = sum(part.count for part in self.state.step.parts)
+        if count == len(q):
+            return self._of_parts(q, k, v, spec)
+        out = q.new_zeros(*q.shape[:-1], v.shape[-1])
+        if count:
+            out[:count] = self._of_parts(q[:count], k[:count], v[:count], spec)
+        return out
+
+    def _of_parts(self, q: Tensor, k: Tensor, v: Tensor, spec: AttentionSpec) -> Tensor:
         step, cache = self.state.step, self.state.cache
         assert step is not None
         assert cache is not None
@@ -104,16 +114,28 @@ class CachedAttention(AttentionKernel[Any]):
 
 
 def selected_rows(forward: CachedForward) -> Callable[[nn.Module], ForwardLink]:
-    """Return a link of the output layer: of a step, the logits of the wanted rows alone."""
+    """Return a link of the output layer: of a step, the logits of the wanted rows alone.
 
-    def wrap(inner: Forward) -> Forward:
-        def of_rows(hidden_T1H: Tensor, *arguments: Any, **options: Any) -> Any:
-            if forward.step is not None:
-                hidden_T1H = hidden_T1H.index_select(0, forward.step.rows_R)
-            if forward.output is not None:
-                return forward.output(hidden_T1H), None
-            return inner(hidden_T1H, *arguments, **options)
+    With sequence parallelism a rank has a share of the tokens, which the layer itself gathers: so
+    all logits are computed there before the rows are selected.
+    """
 
-        return of_rows
+    def of_module(module: nn.Module) -> ForwardLink:
+        gathers = getattr(module, "sequence_parallel", False)
 
-    return lambda module: ForwardLink(wrap=wrap, compilable=False)
+        def wrap(inner: Forward) -> Forward:
+            def of_rows(hidden_T1H: Tensor, *arguments: Any, **options: Any) -> Any:
+                if gathers and forward.step is not None:
+                    logits_T1V, *rest = inner(hidden_T1H, *arguments, **options)
+                    return (logits_T1V.index_select(0, forward.step.rows_R), *rest)
+                if forward.step is not None:
+                    hidden_T1H = hidden_T1H.index_select(0, forward.step.rows_R)
+                if forward.output is not None:
+                    return forward.output(hidden_T1H), None
+                return inner(hidden_T1H, *arguments, **options)
+
+            return of_rows
+
+        return ForwardLink(wrap=wrap, compilable=False)
+
+    return of_module

@@ -1,4 +1,4 @@
-"""Build a stored model on one rank, as a run builds it from its config, and fill it."""
+"""Build a stored model, as a run builds it from its config, and fill it."""
 
 from __future__ import annotations
 
@@ -7,8 +7,9 @@ import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING, Final, cast
 
+import attrs
 import torch
 
 from ascend_run.plugin_api.errors import AscendRunError, ConfigError
@@ -19,6 +20,10 @@ from ascend_run.tools.convert.formats.model_source import ModelSource
 
 if TYPE_CHECKING:
     from ascend_run.core.model.gpt import GPT
+    from ascend_run.plugin_api.contracts import ModelBundle, RunContext
+
+_PREFIX: Final = "model/"
+"""Of the keys of a model's shards."""
 
 
 @contextmanager
@@ -29,11 +34,29 @@ def built_model(
     refusal: str,
     plugins: Sequence[EnabledPlugin] = (),
 ) -> Iterator[GPT]:
-    """Build and fill a model, in evaluation and without gradients; everything is undone on exit.
+    """Build and fill a model on one rank; see ``built_bundle``."""
+    with built_bundle(source, dtype, refusal=refusal, plugins=plugins) as (bundle, _):
+        (model,) = bundle.chunks
+        yield cast("GPT", model)
+
+
+@contextmanager
+def built_bundle(
+    source: ModelSource,
+    dtype: torch.dtype,
+    *,
+    refusal: str,
+    plugins: Sequence[EnabledPlugin] = (),
+    world_size: int = 1,
+    layout: Sequence[str] = (),
+) -> Iterator[tuple[ModelBundle, RunContext]]:
+    """Build and fill this rank's part of a model, in evaluation and without gradients; everything
+    is undone on exit.
 
     Args:
         refusal: Headline of the error if no run can have this model.
         plugins: Instances that are added as the innermost ones.
+        layout: Config overrides.
 
     Raises:
         ConfigError: No run can have this model.
@@ -44,11 +67,10 @@ def built_model(
         from ascend_run.core.hooks import Hooks
         from ascend_run.core.log.setup import configure_logging
         from ascend_run.core.model.build import build_model
-        from ascend_run.core.model.initialization import global_name, named_parameters
         from ascend_run.core.run import prepared_rank
         from ascend_run.core.train.seeding import seed_everything
 
-        prepared = prepared_model(source, refusal)
+        prepared = prepared_model(source, refusal, world_size, layout)
         with (
             configure_logging(None, level="warning"),  # what a run chooses is no output of a tool
             prepared_rank(prepared.run_request()) as (hooks, context),
@@ -57,22 +79,37 @@ def built_model(
             seed_everything(context.config, context.layout)
             hooks = Hooks([*plugins, *hooks.plugins])
             bundle = build_model(context.config, hooks, context.groups, context.device, dtype=dtype)
-            (model,) = bundle.chunks
-            # of buffers, those that are stored, such as a router's bias of its experts
-            buffers = ((global_name(name, model), held) for name, held in model.named_buffers())
-            stored = ((name, held) for name, held in buffers if name in source.headers)
-            for name, held in (*named_parameters(model), *stored):
-                tensor = source.tensor(name)
-                held[: len(tensor)].copy_(tensor)
-            model.eval()
-            yield cast("GPT", model)
+            _fill(source, bundle)
+            for chunk in bundle.chunks:
+                chunk.eval()
+            yield bundle, context
 
 
-def prepared_model(source: ModelSource, refusal: str) -> PreparedRun:
-    """Prepare a run of the model on one rank.
+def _fill(source: ModelSource, bundle: ModelBundle) -> None:
+    """Copy this rank's shards of every parameter and persistent buffer."""
+    from ascend_run.core.checkpoint.regions import model_shards, sharded_tensors
+    from ascend_run.ops.linear.stored_weight import filled
+
+    vocab_size = source.config.model.vocab_size
+    for held in sharded_tensors(bundle.chunks, vocab_size=vocab_size, stored=True):
+        with filled(held.tensor) as values:
+            key, tensor = "", None
+            for shard in model_shards([attrs.evolve(held, tensor=values)]):
+                if tensor is None or key != shard.key:
+                    key = shard.key
+                    tensor = source.tensor(key.removeprefix(_PREFIX))
+                ends = zip(shard.offset, shard.tensor.shape, strict=True)
+                shard.tensor.copy_(tensor[tuple(slice(at, at + size) for at, size in ends)])
+
+
+def prepared_model(
+    source: ModelSource, refusal: str, world_size: int = 1, layout: Sequence[str] = ()
+) -> PreparedRun:
+    """Prepare a run of the model.
 
     Args:
         refusal: Headline of the error.
+        layout: Config overrides.
 
     Raises:
         ConfigError: No run can have this model.
@@ -83,12 +120,15 @@ def prepared_model(source: ModelSource, refusal: str) -> PreparedRun:
         words = [
             'data.train=["none"]',
             "train.precision=fp32",
-            "run.nproc=1",
+            f"run.nproc={world_size}",
             f"run.output_dir={folder}/run",
+            "train.micro_batch_size=1",
+            f"train.global_batch_size={world_size}",
             f"data.seq_length={row_length(source)}",
+            *layout,
         ]
         try:
-            return prepare_raw(read_raw(file, words), world_size=1)
+            return prepare_raw(read_raw(file, words), world_size=world_size)
         except AscendRunError as problem:
             raise ConfigError(refusal, problem.problems or (problem.headline,)) from None
 

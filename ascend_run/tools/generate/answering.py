@@ -19,7 +19,7 @@ from ascend_run.tools.convert.source_options import SourceOptions
 
 from .model import GenerationModel, loaded_model
 from .model_options import ModelOptions
-from .searching import searched
+from .searching import searched, searched_tokens
 from .session import Session
 from .texts import Texts, open_texts
 
@@ -101,27 +101,33 @@ def answers(question: Question, on_text: OnText = lambda index, text: None) -> I
     prompts = [texts.ids(prompt) for prompt in question.prompts]
     dtype = None if question.dtype is None else DTYPES[question.dtype]
 
+    def requests(longest: int) -> list[Request]:
+        """Of the prompts that can be answered."""
+        return [
+            Request(
+                prompt=ids,
+                max_new_tokens=min(question.max_new_tokens, longest - len(ids)),
+                end_ids=texts.end_ids,
+                sampling=_sampling_of(question.sampling, index),
+            )
+            for index, ids in enumerate(prompts)
+            if 0 < len(ids) < longest
+        ]
+
     def cache_tokens(longest: int) -> int:
-        lengths = (min(len(ids) + question.max_new_tokens, longest) for ids in prompts)
-        return _cache_tokens([length - 1 for length in lengths])
+        if question.search is not None:
+            return searched_tokens(requests(longest), question.search)
+        return _cache_tokens(requests(longest))
 
     with loaded_model(
         question.model, question.options, dtype, question.model_options, cache_tokens
     ) as model:
         _require_answerable(prompts, model)
-        requests = [
-            Request(
-                prompt=ids,
-                max_new_tokens=min(question.max_new_tokens, model.max_length - len(ids)),
-                end_ids=texts.end_ids,
-                sampling=_sampling_of(question.sampling, index),
-            )
-            for index, ids in enumerate(prompts)
-        ]
+        asked = requests(model.max_length)
         if question.search is None:
-            yield from _chosen(question, model, texts, requests, on_text)
+            yield from _chosen(question, model, texts, asked, on_text)
         else:
-            found = searched(model, requests, question.search)
+            found = searched(model, asked, question.search)
             for index, one in enumerate(found):
                 text = texts.continuation(prompts[index], one.ids)
                 on_text(index, text)
@@ -143,8 +149,7 @@ def _chosen(
     on_text: OnText,
 ) -> Iterator[Answer]:
     """Answer token by token."""
-    num_tokens = _cache_tokens([request.num_stored for request in requests])
-    session = Session(model.engine(num_tokens, max_sequences=_MAX_SEQUENCES), texts)
+    session = Session(model.engine(_cache_tokens(requests), max_sequences=_MAX_SEQUENCES), texts)
     numbers = {session.submit(one, question.stop): at for at, one in enumerate(requests)}
     opened = [
         _Open(prompt, len(request.prompt))
@@ -169,11 +174,11 @@ def _sampling_of(sampling: Sampling, index: int) -> Sampling:
     return attrs.evolve(sampling, seed=int.from_bytes(digest[:8], "big") >> 1)
 
 
-def _cache_tokens(stored: Sequence[int]) -> int:
-    """Return the tokens of the longest sequences that can run together, in whole pages."""
-    longest = sorted(stored, reverse=True)[:_MAX_SEQUENCES]
+def _cache_tokens(requests: Sequence[Request]) -> int:
+    """Return the tokens of the longest requests that can run together, in whole pages."""
+    longest = sorted((request.num_stored for request in requests), reverse=True)
     page_size = 16
-    return sum(-(-tokens // page_size) * page_size for tokens in longest)
+    return sum(-(-tokens // page_size) * page_size for tokens in longest[:_MAX_SEQUENCES])
 
 
 def _answer(one: _Open, texts: Texts) -> Answer:

@@ -73,8 +73,9 @@ def command(
     format. The most probable token follows each time, unless an option draws it or searches.
     """
     prompts = _prompts(prompt, file)
-    _require_sensible(sampling_options, beam_options, as_json)
+    _require_sensible(sampling_options, beam_options, as_json, model_options.world_size)
     from .answering import Question, answers
+    from .rank import ran_on_ranks
 
     started = time.perf_counter()
     sampling = sampling_options.sampling()
@@ -90,6 +91,8 @@ def command(
         stop=sampling_options.stop,
         search=beam_options.search(sampling_options),
     )
+    if ran_on_ranks(question):
+        return 0
     printer = TextPrinter(prompts)
     new_tokens = 0
     for one in answers(question) if as_json else answers(question, printer.add):
@@ -104,12 +107,19 @@ def command(
     return 0
 
 
-def _require_sensible(options: SamplingOptions, beams: BeamOptions, as_json: bool) -> None:
+def _require_sensible(
+    options: SamplingOptions, beams: BeamOptions, as_json: bool, num_ranks: int
+) -> None:
     """
     Raises:
         ConfigError: An option is out of range or has no effect; lists all.
     """
     problems = [*options.problems(), *beams.problems(options)]
+    if beams.num_beams > 1 and num_ranks > 1:
+        problems.append(
+            f"--num-beams {beams.num_beams} on {num_ranks} ranks: a search is on one rank only; "
+            "leave out --tp, --pp, --ep and --nproc, or --num-beams"
+        )
     if options.logprobs is not None and not as_json:
         problems.append("--logprobs: no effect without --json")
     if problems:

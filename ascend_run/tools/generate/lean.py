@@ -73,17 +73,20 @@ class LeanModel:
     def prepare(self, model: GPT) -> None:
         """Pack the weights of a filled model, and use lean layers from now on.
 
-        It can no longer be trained, filled or saved: the plain weights are freed.
+        It can no longer be trained, filled or saved: the plain weights are freed. On several ranks
+        it is this rank's part. With sequence parallelism nothing is packed, since collectives are
+        within the products; on tensor-parallel ranks the layers and the output layer stay modules.
         """
         import structlog
 
         from .recognition import lean_layer
 
         dtype = model.config.params_dtype
-        if dtype in DTYPES and (reason := unavailable(dtype)) is not None:
+        packs = not model.config.sequence_parallel
+        if packs and dtype in DTYPES and (reason := unavailable(dtype)) is not None:
             log = structlog.get_logger()
             log.warning("generate.unpacked", reason=reason, effect="slower for few tokens")
-        for weight in self.weights.values():
+        for weight in self.weights.values() if packs else ():
             weight.pack()
         angles = StepAngles(model.config.rotary_interleaved)
         for layer in self._seen:

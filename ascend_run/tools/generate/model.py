@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import attrs
 import torch
@@ -17,7 +16,7 @@ from ascend_run.ops.generation.key_value_cache import KeyValueCache
 from ascend_run.ops.generation.positions import RotaryPositions, TextLengths
 from ascend_run.ops.generation.step import Step
 from ascend_run.plugin_api.errors import ConfigError
-from ascend_run.tools.convert.building import built_model, compute_dtype
+from ascend_run.tools.convert.building import built_bundle, compute_dtype
 from ascend_run.tools.convert.formats.model_source import ModelSource
 from ascend_run.tools.convert.opening import open_model, recognised
 from ascend_run.tools.convert.source_options import SourceOptions
@@ -28,9 +27,9 @@ from .lean import LeanModel
 from .lengths import text_lengths
 from .memory import memory_problems
 from .model_options import ModelOptions
-
-if TYPE_CHECKING:
-    from ascend_run.core.model.gpt import GPT
+from .plan_message import send_plan
+from .ranks import Leader, follow
+from .stage import Stage
 
 # T tokens of a step, R rows whose logits are wanted, V vocabulary
 
@@ -41,10 +40,9 @@ class GenerationModel:
 
     config: RunConfig
     lengths: TextLengths
-    _chunk: GPT
-    _forward: CachedForward
-    _lean: LeanModel
-    _positions: RotaryPositions | None  #: None: the model has no rotary positions.
+    _stage: Stage
+    _leader: Leader | None
+    """Of several ranks: what computes on all of them."""
 
     @property
     def max_length(self) -> int:
@@ -53,16 +51,18 @@ class GenerationModel:
 
     def logits(self, step: Step) -> Tensor:
         """Compute a step: the logits [R, V] of its wanted rows."""
-        tables = None if self._positions is None else self._positions.tables(step)
-        with self._forward.running(step):
-            tokens_1T, positions_1T = step.tokens_T[None], step.positions_T[None]
-            logits_1RV: Tensor = self._chunk(tokens_1T, positions_1T, rotary_pos_emb=tables)
-        return logits_1RV[0]
+        if self._leader is not None:
+            return self._leader.logits(step)
+        logits_RV = self._stage.logits(step)
+        assert logits_RV is not None, "one rank has the last stage"
+        return logits_RV
 
     def with_cache(self, num_tokens: int) -> KeyValueCache:
         """Give the model a new cache of so many tokens, which ``logits`` reads and writes."""
-        self._forward.cache = KeyValueCache(num_tokens)
-        return self._forward.cache
+        if self._leader is not None:
+            return self._leader.with_cache(num_tokens)
+        self._stage.forward.cache = KeyValueCache(num_tokens)
+        return self._stage.forward.cache
 
     def engine(self, num_tokens: int, *, max_sequences: int = 16) -> Engine:
         """Return an engine on a new cache of so many tokens."""
@@ -83,7 +83,9 @@ def loaded_model(
     model_options: ModelOptions | None = None,
     cache_tokens: Callable[[int], int] = lambda longest: 0,
 ) -> Iterator[GenerationModel]:
-    """Open, build and fill a model on this rank; everything is undone on exit.
+    """Open, build and fill a model; everything is undone on exit.
+
+    On several ranks it is called on rank 0, and ``follow_model`` on the others.
 
     Args:
         dtype: Default: float32, or float64 of such weights.
@@ -94,31 +96,66 @@ def loaded_model(
         AscendRunError: It cannot be read or built; it has a score head; or its weights and the
             cache exceed the free memory.
     """
+    model_options = model_options or ModelOptions()
+    with _stage(path, options, dtype, model_options, cache_tokens) as (stage, lengths):
+        several = stage.context.layout.world_size > 1
+        yield GenerationModel(
+            config=stage.context.config,
+            lengths=lengths,
+            stage=stage,
+            leader=Leader(stage) if several else None,
+        )
+        if several:
+            send_plan(None)
+
+
+def follow_model(
+    path: Path, options: SourceOptions, dtype: torch.dtype | None, model_options: ModelOptions
+) -> None:
+    """Build this rank's part of a model, and compute what rank 0 asks for until it ends.
+
+    Raises:
+        AscendRunError: See ``loaded_model``.
+    """
+    with _stage(path, options, dtype, model_options, lambda longest: 0) as (stage, _):
+        follow(stage)
+
+
+@contextmanager
+def _stage(
+    path: Path,
+    options: SourceOptions,
+    dtype: torch.dtype | None,
+    model_options: ModelOptions,
+    cache_tokens: Callable[[int], int],
+) -> Iterator[tuple[Stage, TextLengths]]:
     with ExitStack() as stack:
         source = open_model(path, recognised(path, options.step), options, stack)
         dtype = dtype or compute_dtype(source)
-        lengths = text_lengths(source.config, (model_options or ModelOptions()).rope_length)
-        _require_generating(source, dtype, cache_tokens(lengths.longest))
+        lengths = text_lengths(source.config, model_options.rope_length)
+        _require_generating(source, dtype, cache_tokens(lengths.longest), model_options)
         forward = CachedForward()
-        refusal = f"the model of {source.folder} cannot be built to generate"
         lean = LeanModel(forward)
-        plugins = [GenerationHooks(forward, lean)]
-        chunk = stack.enter_context(built_model(source, dtype, refusal=refusal, plugins=plugins))
-        lean.prepare(chunk)
-        positions = None
-        if (rotary := chunk.rotary) is not None:
-            positions = RotaryPositions(rotary.at, lengths, dtype, torch.device("cpu"))
-        yield GenerationModel(
-            config=source.config,
-            lengths=lengths,
-            chunk=chunk,
-            forward=forward,
-            lean=lean,
-            positions=positions,
+        bundle, context = stack.enter_context(
+            built_bundle(
+                source,
+                dtype,
+                refusal=f"the model of {source.folder} cannot be built to generate",
+                plugins=[GenerationHooks(forward, lean)],
+                world_size=model_options.world_size,
+                layout=model_options.layout(experts=bool(source.config.model.num_moe_experts)),
+            )
         )
+        stage = Stage(bundle, context, forward, lean)
+        lean.prepare(stage.chunk)
+        if (rotary := stage.chunk.rotary) is not None:
+            stage.positions = RotaryPositions(rotary.at, lengths, dtype, torch.device("cpu"))
+        yield stage, lengths
 
 
-def _require_generating(source: ModelSource, dtype: torch.dtype, cache_tokens: int) -> None:
+def _require_generating(
+    source: ModelSource, dtype: torch.dtype, cache_tokens: int, options: ModelOptions
+) -> None:
     """
     Raises:
         ConfigError: The model cannot continue text, or exceeds the free memory; lists all.
@@ -131,6 +168,6 @@ def _require_generating(source: ModelSource, dtype: torch.dtype, cache_tokens: i
             f"it has a score head (model.num_labels={model.num_labels}) and predicts no tokens"
         )
     free_bytes = psutil.virtual_memory().available
-    problems += memory_problems(source, dtype, cache_tokens, free_bytes)
+    problems += memory_problems(source, dtype, cache_tokens, free_bytes, options)
     if problems:
         raise ConfigError(f"{source.folder} cannot generate", problems)

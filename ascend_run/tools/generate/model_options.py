@@ -16,6 +16,34 @@ class ModelOptions:
 
     rope_length: int | None = None
     """Every text has the rotary angles of a text of this length. Unit: tokens."""
+    tp: int = 1
+    pp: int = 1
+    ep: int = 1
+    nproc: int | None = None
+    """Ranks in all; None: as many as the sizes need."""
+
+    @property
+    def world_size(self) -> int:
+        """Ranks in all."""
+        return self.nproc or self.pp * max(self.tp, self.ep)
+
+    @property
+    def replicas(self) -> int:
+        """Data-parallel replicas."""
+        return max(1, self.world_size // (self.tp * self.pp))
+
+    def layout(self, *, experts: bool) -> list[str]:
+        """Return the sizes as overrides of a config.
+
+        Experts on tensor-parallel ranks need sequence parallelism.
+        """
+        sizes = {
+            "tensor_model_parallel_size": self.tp,
+            "pipeline_model_parallel_size": self.pp,
+            "expert_model_parallel_size": self.ep,
+        }
+        found = [f"parallel.{name}={size}" for name, size in sizes.items()]
+        return [*found, "parallel.sequence_parallel=true"] if experts and self.tp > 1 else found
 
 
 _FIELDS: Final = tuple(attribute.name for attribute in attrs.fields(ModelOptions))
@@ -26,6 +54,34 @@ _OPTIONS: Final = (
         metavar="N",
         help="For RoPE scalings by the length of a text (dynamic, longrope): give all texts the "
         "angles of one of N tokens, which is then the longest; default: each text its own.",
+    ),
+    click.option(
+        "--tp",
+        type=click.IntRange(min=1),
+        default=1,
+        show_default=True,
+        help="Tensor-parallel ranks: each has a share of the heads and widths.",
+    ),
+    click.option(
+        "--pp",
+        type=click.IntRange(min=1),
+        default=1,
+        show_default=True,
+        help="Pipeline stages: each has a share of the layers.",
+    ),
+    click.option(
+        "--ep",
+        type=click.IntRange(min=1),
+        default=1,
+        show_default=True,
+        help="Expert-parallel ranks: each has a share of the experts.",
+    ),
+    click.option(
+        "--nproc",
+        type=click.IntRange(min=1),
+        metavar="N",
+        help="Ranks that are started on this machine; more than the sizes need are data-parallel "
+        "and share the prompts; default: as many as --tp, --pp and --ep need.",
     ),
 )
 

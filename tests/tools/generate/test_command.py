@@ -210,7 +210,7 @@ def test_what_exceeds_the_memory_is_refused_before_the_build(
         available = (folder / "model.safetensors").stat().st_size if beside_weights else 1000
 
     monkeypatch.setattr(psutil, "virtual_memory", Memory)
-    monkeypatch.delattr(model, "built_model")
+    monkeypatch.delattr(model, "built_bundle")
     assert run(["generate", str(folder), "fox", "--max-new-tokens", "500"]) == 2
     assert message in capsys.readouterr().err
 

@@ -77,13 +77,15 @@ def test_lean_layers_of_a_family_compute_as_its_modules(
     with loaded_model(tmp_path, options, torch.float64) as model:
         calls, got = num_lean(model, monkeypatch)
         assert (calls > 0) == (case[0] not in LATENT)
-        assert len(model._lean.layers) in (0, len(model._chunk.decoder.layers))
-        model._lean.layers.clear()
+        assert len(model._stage.lean.layers) in (0, len(model._stage.chunk.decoder.layers))
+        model._stage.lean.layers.clear()
         calls, want = num_lean(model, monkeypatch)
         assert calls == 0
     torch.testing.assert_close(got, want, rtol=0, atol=1e-10)
     with loaded_model(tmp_path, options, torch.float32) as model:
-        packed = [weight for weight in model._lean.weights.values() if weight.packed is not None]
+        packed = [
+            weight for weight in model._stage.lean.weights.values() if weight.packed is not None
+        ]
         assert packed
         torch.testing.assert_close(
             [x.double() for x in logits(model)], want, rtol=1e-3, atol=1e-3, check_dtype=False
@@ -102,8 +104,8 @@ def model(folder: Path) -> Iterator[GenerationModel]:
 
 
 def recognised(model: GenerationModel) -> bool:
-    layer = model._chunk.decoder.layers[0]
-    return lean_layer(layer, model._lean.weights, StepAngles(False)) is not None
+    layer = model._stage.chunk.decoder.layers[0]
+    return lean_layer(layer, model._stage.lean.weights, StepAngles(False)) is not None
 
 
 def test_a_layer_of_known_modules_is_recognised(model: GenerationModel) -> None:
@@ -121,7 +123,7 @@ def test_an_unknown_module_is_left_to_the_modules(
     model: GenerationModel, monkeypatch: pytest.MonkeyPatch, path: str
 ) -> None:
     holder, _, name = f"decoder.layers.0.{path}".rpartition(".")
-    parent = model._chunk.get_submodule(holder)
+    parent = model._stage.chunk.get_submodule(holder)
     other: Any = _Other() if name != "mlp_bda" else lambda training, fused: None
     monkeypatch.setattr(parent, name, other)
     assert not recognised(model)
@@ -131,7 +133,7 @@ def test_an_unknown_module_is_left_to_the_modules(
 def test_a_link_of_a_plugin_is_not_passed_over(
     model: GenerationModel, monkeypatch: pytest.MonkeyPatch, path: str
 ) -> None:
-    module = model._chunk.get_submodule(f"decoder.layers.0.{path}".rstrip("."))
+    module = model._stage.chunk.get_submodule(f"decoder.layers.0.{path}".rstrip("."))
     link = ForwardLink(wrap=lambda inner: inner, compilable=False)
     named = NamedLink(name="of-a-plugin", place=LinkPlace.AROUND, link=link)
     monkeypatch.setattr(module, CHAIN, ForwardChain(module.forward, (named,)), raising=False)
@@ -139,7 +141,7 @@ def test_a_link_of_a_plugin_is_not_passed_over(
 
 
 def test_a_hook_of_a_module_is_not_passed_over(model: GenerationModel) -> None:
-    module = model._chunk.decoder.layers[0].self_attention.linear_qkv
+    module = model._stage.chunk.decoder.layers[0].self_attention.linear_qkv
     handle = module.register_forward_hook(lambda module, arguments, out: out)
     try:
         assert not recognised(model)
@@ -151,7 +153,7 @@ def test_a_hook_of_a_module_is_not_passed_over(model: GenerationModel) -> None:
 def test_a_field_of_the_config_that_is_off_its_default_is_not_passed_over(
     model: GenerationModel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    config = model._chunk.decoder.layers[0].config
+    config = model._stage.chunk.decoder.layers[0].config
     for field in dataclasses.fields(TransformerConfig):
         if field.name in KNOWN_FIELDS or recognition._only_of_experts(field.name):
             continue
@@ -171,28 +173,31 @@ def test_a_layer_in_training_or_with_a_mask_is_computed_by_the_modules(
     def not_lean(*_: Any) -> None:
         raise AssertionError("lean")
 
-    layer = model._chunk.decoder.layers[0]
+    layer = model._stage.chunk.decoder.layers[0]
     monkeypatch.setattr(layer, "training", True)
     assert not recognised(model)
     monkeypatch.setattr(layer, "training", False)
     monkeypatch.setattr(recognition.LeanLayer, "__call__", not_lean)
     with pytest.raises(AssertionError, match="lean"):
         logits(model)
-    model._chunk(torch.tensor([[1, 2]]), torch.arange(2)[None])  # no step
+    model._stage.chunk(torch.tensor([[1, 2]]), torch.arange(2)[None])  # no step
     for given in (
         {"attention_mask": torch.ones(1, 2, 2, dtype=torch.bool)},
         {"document_ends": (1,)},
     ):
         step = Step.of([Chunk(sequence=0, start=0, ids=[1, 2], num_logits=1)])
         model.with_cache(16).reserve(0, 2)
-        with model._forward.running(step), pytest.raises(ValueError, match="neither a bias nor"):
-            model._chunk(torch.tensor([[1, 2]]), torch.arange(2)[None], **given)
+        with (
+            model._stage.forward.running(step),
+            pytest.raises(ValueError, match="neither a bias nor"),
+        ):
+            model._stage.chunk(torch.tensor([[1, 2]]), torch.arange(2)[None], **given)
 
 
 def test_lean_layers_in_bfloat16_are_close(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with loaded_model(folder, SourceOptions(), torch.bfloat16) as model:
         calls, got = num_lean(model, monkeypatch)
-        model._lean.layers.clear()
+        model._stage.lean.layers.clear()
         want = logits(model)
     assert calls > 0
     torch.testing.assert_close(got, want, rtol=0.02, atol=0.02)
@@ -201,11 +206,11 @@ def test_lean_layers_in_bfloat16_are_close(folder: Path, monkeypatch: pytest.Mon
 def test_weights_are_freed_and_the_tied_one_is_kept(tmp_path: Path) -> None:
     write_llama(tmp_path, tie_word_embeddings=True)
     with loaded_model(tmp_path, SourceOptions(), torch.float32) as model:
-        assert model._forward.output is not None
-        freed = [weight.plain_NK for weight in model._lean.weights.values()]
-        assert len(freed) == 4 * len(model._chunk.decoder.layers)
+        assert model._stage.forward.output is not None
+        freed = [weight.plain_NK for weight in model._stage.lean.weights.values()]
+        assert len(freed) == 4 * len(model._stage.chunk.decoder.layers)
         assert all(weight.untyped_storage().nbytes() == 4 for weight in freed)
-        embedding = model._chunk.embedding.word_embeddings.weight
+        embedding = model._stage.chunk.embedding.word_embeddings.weight
         assert not embedding.isnan().any()
 
 
@@ -220,7 +225,7 @@ def test_float64_has_no_message_and_an_unable_machine_has_one(
     for dtype, count in ((torch.float64, 0), (torch.float32, 1)):
         capsys.readouterr()
         with loaded_model(folder, SourceOptions(), dtype) as model:
-            assert all(weight.packed is None for weight in model._lean.weights.values())
+            assert all(weight.packed is None for weight in model._stage.lean.weights.values())
             assert not any(x.isnan().any() for x in logits(model))
         printed = capsys.readouterr()
         assert (printed.out + printed.err).count("no kernel") == count

@@ -77,7 +77,7 @@ def logits_in_chunks(
 
 def whole(model: GenerationModel, ids: Sequence[int]) -> Tensor:
     """Logits [S, V] of a forward without a cache."""
-    out: Tensor = model._chunk(torch.tensor([ids]), torch.arange(len(ids))[None])
+    out: Tensor = model._stage.chunk(torch.tensor([ids]), torch.arange(len(ids))[None])
     return out[0]
 
 

@@ -1,0 +1,64 @@
+"""Jobs for the pool: a model on several ranks."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from ascend_run.ops.generation.engine import Request
+from ascend_run.tools.convert.source_options import SourceOptions
+from ascend_run.tools.generate.model import GenerationModel, follow_model, loaded_model
+from ascend_run.tools.generate.model_options import ModelOptions
+from tests.support.small_runs import rank_environment
+
+from .test_logits import logits_in_chunks, logits_of_new
+
+Found = tuple[list[Tensor], list[tuple[list[int], Tensor]]]
+
+
+def on_ranks(
+    folder: str,
+    family: str,
+    options: ModelOptions,
+    batches: Sequence[Sequence[Sequence[int]]],
+) -> list[Found] | None:
+    """Return what ``found_by`` does for each batch, on rank 0."""
+    source = SourceOptions(family=family)
+    with rank_environment():
+        if dist.get_rank() > 0:
+            follow_model(Path(folder), source, torch.float64, options)
+            return None
+        with loaded_model(Path(folder), source, torch.float64, options) as model:
+            return [found_by(model, batch) for batch in batches]
+
+
+def found_by(model: GenerationModel, batch: Sequence[Sequence[int]]) -> Found:
+    """Return the logits of sequences in chunks, and the answers to their first tokens."""
+    prompts = [ids[:6] for ids in batch]
+    return logits_in_chunks(model, batch, 3), logits_of_new(model, prompts, 5)
+
+
+def cancelled_on_ranks(folder: str, options: ModelOptions) -> tuple[list[int], list[int]] | None:
+    """Return the tokens of a prompt in place of a cancelled one, and alone."""
+    with rank_environment():
+        if dist.get_rank() > 0:
+            follow_model(Path(folder), SourceOptions(), torch.float64, options)
+            return None
+        with loaded_model(Path(folder), SourceOptions(), torch.float64, options) as model:
+            engine = model.engine(32)
+            first = engine.submit(Request(prompt=(5,) * 20, max_new_tokens=12))
+            engine.step()
+            engine.step()
+            engine.cancel(first)
+            second = engine.submit(Request(prompt=(7, 8, 9), max_new_tokens=6))
+            after = [one for _ in range(6) for one in engine.step()]
+            assert {one.sequence for one in after} == {second}
+            assert engine.is_idle
+            engine = model.engine(32)
+            engine.submit(Request(prompt=(7, 8, 9), max_new_tokens=6))
+            alone = [one.token for _ in range(6) for one in engine.step()]
+            return [one.token for one in after], alone

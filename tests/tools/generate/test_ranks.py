@@ -1,0 +1,77 @@
+"""A model on several ranks, against the same one on one rank."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from ascend_run.testing.pool import GlooPool
+from ascend_run.tools.convert.source_options import SourceOptions
+from ascend_run.tools.generate.model import loaded_model
+from ascend_run.tools.generate.model_options import ModelOptions
+from tests.plugins.models.cases import BY_NAME
+from tests.plugins.models.published import publish
+
+from .rank_jobs import cancelled_on_ranks, found_by, on_ranks
+
+pytestmark = pytest.mark.filterwarnings("ignore:.*tp_group is None:DeprecationWarning")
+
+VOCAB = 300
+"""More than one rank's share of the vocabulary, which is padded to a multiple of 128 rows."""
+LAYOUTS = {
+    "tp": ModelOptions(tp=2),
+    "pp": ModelOptions(pp=2),
+    "dp": ModelOptions(nproc=2),
+    "ep": ModelOptions(ep=2),
+    "tp-ep": ModelOptions(tp=2, ep=2),
+    "tp-pp": ModelOptions(tp=2, pp=2),
+    "pp-dp": ModelOptions(pp=2, nproc=4),
+    "pp-ep": ModelOptions(pp=2, ep=2),
+}
+FAMILIES = ("llama", "gemma3_text", "gpt2", "bloom", "deepseek_v3", "mixtral", "phimoe")
+CASES = [
+    (name, layout)
+    for name in FAMILIES
+    for layout in LAYOUTS
+    if "ep" not in layout or BY_NAME[name].experts
+]
+
+
+def written(folder: Path, name: str) -> str:
+    family = BY_NAME[name]
+    model: Any = family.model(vocab_size=VOCAB)
+    model.save_pretrained(folder)
+    if family.publish:
+        publish(folder, family.publish, model.config)
+    return str(folder)
+
+
+@pytest.mark.exhaustive(by=lambda name, layout: layout.split("-"))
+@pytest.mark.parametrize(("name", "layout"), CASES)
+def test_logits_and_ids_on_ranks_are_those_of_one(
+    name: str, layout: str, gloo_pool: GlooPool, tmp_path: Path
+) -> None:
+    """Of more sequences than replicas, and then of one, so that a replica has no token."""
+    folder, options = written(tmp_path, name), LAYOUTS[layout]
+    torch.manual_seed(0)
+    sequences = [torch.randint(VOCAB, (length,)).tolist() for length in (13, 8, 4)]
+    batches = [sequences, sequences[:1]]
+    with loaded_model(tmp_path, SourceOptions(family=name), torch.float64) as model:
+        wanted = [found_by(model, batch) for batch in batches]
+    found, *others = gloo_pool.run(on_ranks, options.world_size, folder, name, options, batches)
+    assert others == [None] * (options.world_size - 1)
+    for (logits, answers), (want_logits, want_answers) in zip(found, wanted, strict=True):
+        for got, want in zip(logits, want_logits, strict=True):
+            torch.testing.assert_close(got, want, rtol=0, atol=1e-10)
+        for (ids, got), (want_ids, want) in zip(answers, want_answers, strict=True):
+            assert ids == want_ids
+            torch.testing.assert_close(got, want, rtol=0, atol=1e-10)
+
+
+def test_a_cancelled_sequence_frees_its_pages_on_all_ranks(
+    gloo_pool: GlooPool, tmp_path: Path
+) -> None:
+    folder = written(tmp_path, "llama")
+    (after, alone), _ = gloo_pool.run(cancelled_on_ranks, 2, folder, ModelOptions(tp=2))
+    assert after == alone
