@@ -75,7 +75,7 @@ class LeanModel:
 
         It can no longer be trained, filled or saved: the plain weights are freed. On several ranks
         it is this rank's part. With sequence parallelism nothing is packed, since collectives are
-        within the products; on tensor-parallel ranks the layers and the output layer stay modules.
+        within the products. Layers that are split or in stages stay modules, as their config says.
         """
         import structlog
 

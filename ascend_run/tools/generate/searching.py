@@ -35,7 +35,7 @@ def searched(
         raise ConfigError(
             f"--num-beams {search.num_beams}: the RoPE scaling of this model "
             f"({model.config.model.rope_scaling_type}) has other angles for texts above {boundary} "
-            "tokens, and beams are not computed again; give all texts the same angles with "
+            "tokens, and beams are not recomputed; give all texts the same angles with "
             f"--rope-length N, at most {model.max_length}, or leave out --num-beams"
         )
     engine = BeamEngine(model.logits, model.with_cache(searched_tokens(requests, search)), search)

@@ -10,6 +10,8 @@ import torch.distributed as dist
 from torch import Tensor
 
 from ascend_run.ops.generation.engine import Request
+from ascend_run.ops.generation.sampling import Sampling
+from ascend_run.ops.linear.packed_linear import DTYPES, unavailable
 from ascend_run.tools.convert.source_options import SourceOptions
 from ascend_run.tools.generate.model import GenerationModel, follow_model, loaded_model
 from ascend_run.tools.generate.model_options import ModelOptions
@@ -17,7 +19,8 @@ from tests.support.small_runs import rank_environment
 
 from .test_logits import logits_in_chunks, logits_of_new
 
-Found = tuple[list[Tensor], list[tuple[list[int], Tensor]]]
+Found = tuple[list[Tensor], list[tuple[list[int], Tensor]], list[tuple[int, int, float | None]]]
+SAMPLING = Sampling(temperature=1.5, top_p=0.9, seed=3, logprobs=0)
 
 
 def on_ranks(
@@ -25,21 +28,34 @@ def on_ranks(
     family: str,
     options: ModelOptions,
     batches: Sequence[Sequence[Sequence[int]]],
+    dtype: torch.dtype,
 ) -> list[Found] | None:
     """Return what ``found_by`` does for each batch, on rank 0."""
     source = SourceOptions(family=family)
     with rank_environment():
         if dist.get_rank() > 0:
-            follow_model(Path(folder), source, torch.float64, options)
+            follow_model(Path(folder), source, dtype, options)
             return None
-        with loaded_model(Path(folder), source, torch.float64, options) as model:
+        with loaded_model(Path(folder), source, dtype, options) as model:
+            lean, config = model._stage.lean, model.config
+            packs = dtype in DTYPES and not config.parallel.sequence_parallel
+            packed = any(weight.packed is not None for weight in lean.weights.values())
+            assert packed == (packs and unavailable(dtype) is None)
+            if dtype in DTYPES:
+                assert bool(lean.layers) == (options.tp == options.pp == options.ep == 1)
             return [found_by(model, batch) for batch in batches]
 
 
 def found_by(model: GenerationModel, batch: Sequence[Sequence[int]]) -> Found:
-    """Return the logits of sequences in chunks, and the answers to their first tokens."""
+    """Return the logits of sequences in chunks, the answers to their first tokens, and drawn
+    tokens with their log-probabilities."""
     prompts = [ids[:6] for ids in batch]
-    return logits_in_chunks(model, batch, 3), logits_of_new(model, prompts, 5)
+    chunks, new = logits_in_chunks(model, batch, 3), logits_of_new(model, prompts, 5)
+    engine = model.engine(128)
+    for ids in prompts:
+        engine.submit(Request(prompt=tuple(ids), max_new_tokens=5, sampling=SAMPLING))
+    drawn = [one for _ in range(5) for one in engine.step()]
+    return chunks, new, [(one.sequence, one.token, one.logprob) for one in drawn]
 
 
 def cancelled_on_ranks(folder: str, options: ModelOptions) -> tuple[list[int], list[int]] | None:

@@ -198,9 +198,10 @@ def test_pieces_are_printed_as_they_come(folder: Path, monkeypatch: pytest.Monke
             ["--num-beams", "2", "--top-k", "3", "--stop", "x", "--logprobs", "1", "--json"],
             ["--top-p and --min-p; --stop; --logprobs: not with --num-beams"],
         ),
+        (["--num-beams", "2", "--tp", "2"], ["--num-beams 2 on 2 ranks: a search is on one rank"]),
         (["--top-k", "many"], ["'many' is not a valid integer"]),
     ],
-    ids=["ranges", "seed", "greedy", "nan", "beams", "one-beam", "both", "word"],
+    ids=["ranges", "seed", "greedy", "nan", "beams", "one-beam", "both", "ranks", "word"],
 )
 def test_options_that_cannot_be_used_are_listed(
     folder: Path, capsys: pytest.CaptureFixture[str], words: list[str], messages: list[str]

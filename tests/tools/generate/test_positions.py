@@ -10,12 +10,16 @@ import torch
 from torch import Tensor
 from transformers import AutoConfig, AutoModelForCausalLM
 
+from ascend_run.ops.generation.beam_engine import BeamEngine
+from ascend_run.ops.generation.beams import BeamSearch
+from ascend_run.ops.generation.engine import Request
 from ascend_run.ops.generation.step import Chunk, Step
 from ascend_run.plugin_api.errors import ConfigError
 from ascend_run.testing.hugging_face.widened import computing_in
 from ascend_run.tools.convert.source_options import SourceOptions
 from ascend_run.tools.generate.model import GenerationModel, loaded_model
 from ascend_run.tools.generate.model_options import ModelOptions
+from ascend_run.tools.generate.searching import searched
 from tests.support.tiny_llama import write_llama
 
 from .test_logits import logits_in_chunks, logits_of_new, require_each_of_its_text, whole
@@ -156,6 +160,38 @@ def test_a_stated_length_gives_every_text_its_angles(
 def of_prompt_alone(model: GenerationModel, ids: Sequence[int]) -> Tensor:
     model.with_cache(16).reserve(0, 16)
     return model.logits(Step.of([Chunk(sequence=0, start=0, ids=ids, num_logits=len(ids))]))
+
+
+def test_beams_of_a_long_prompt_have_its_angles(tmp_path: Path) -> None:
+    """In chunks, against transformers."""
+    torch.manual_seed(6)
+    prompt = torch.randint(61, (20,)).tolist()
+    search = BeamSearch(num_beams=3)
+    with opened(write(tmp_path, "dynamic")) as model:
+        engine = BeamEngine(model.logits, model.with_cache(128), search, chunk_tokens=4)
+        engine.submit(Request(prompt=tuple(prompt), max_new_tokens=8))
+        found = [one for _ in range(13) for one in engine.step()]
+    with computing_in(torch.float64), torch.no_grad():
+        reference: Any = AutoModelForCausalLM.from_pretrained(tmp_path, dtype=torch.float64)
+        want = reference.generate(
+            torch.tensor([prompt]),
+            attention_mask=torch.ones(1, len(prompt), dtype=torch.int64),
+            do_sample=False,
+            num_beams=3,
+            max_new_tokens=8,
+            pad_token_id=0,
+            eos_token_id=-1,
+        )
+    assert [one.ids for one in found] == [tuple(want[0, 20:].tolist())]
+
+
+def test_beams_that_may_pass_the_boundary_of_longrope_are_refused(tmp_path: Path) -> None:
+    request, search = Request(prompt=(1, 2), max_new_tokens=2), BeamSearch(num_beams=2)
+    message = r"--num-beams 2: .* \(longrope\) has other angles for texts above 16 tokens"
+    with opened(write(tmp_path, "longrope")) as model, pytest.raises(ConfigError, match=message):
+        next(searched(model, [request], search))
+    with opened(tmp_path, 64) as model:
+        assert len(next(searched(model, [request], search)).ids) == 2
 
 
 @pytest.mark.parametrize(
