@@ -86,6 +86,7 @@ READ: Final[dict[str, dict[str, set[str]]]] = {
         "tools/verify/capture/case_record.py": {"data"},
         "tools/verify/capture/record.py": {"data", "place"},
         "tools/verify/capture/training_record.py": {"data"},
+        "tools/generate/rank.py": {"request", "value"},
         "tools/verify/rank_jobs.py": {"request"},
     },
     "Hugging Face's config.json, translated key by key": {

@@ -68,7 +68,10 @@ def test_loss_is_that_of_an_evaluation_of_pretrain(
     settings = EpochSettings(seq_length=LENGTH, seed=3)
     samples = TokenStream(prefix, _Documents(prefix), settings, NoCache(), SAMPLES)
     with loaded_model(folder, SourceOptions(), torch.float64) as model:
-        sums = [next_token_loss(model._chunk, _batch(samples[number])) for number in range(SAMPLES)]
+        sums = [
+            next_token_loss(model._stage.chunk, _batch(samples[number]))
+            for number in range(SAMPLES)
+        ]
     loss = sum(float(one.sum) for one in sums) / sum(int(one.count) for one in sums)
     assert found["tokens"] == LENGTH * SAMPLES
     assert abs(found["loss"] - loss) < 1e-10

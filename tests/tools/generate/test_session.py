@@ -1,5 +1,7 @@
 """Texts of sequences, from a forward that gives the ids of a script."""
 
+from pathlib import Path
+
 import pytest
 import torch
 from torch import Tensor
@@ -45,7 +47,7 @@ def cache() -> KeyValueCache:
 
 def session(cache: KeyValueCache, *texts: str) -> tuple[Session, Script]:
     script = Script(*texts)
-    known = Texts(tokenizer=TOKENIZER, end_ids=frozenset())
+    known = Texts(tokenizer=TOKENIZER, end_ids=frozenset(), path=Path("of no file"))
     return Session(Engine(script, cache), known), script
 
 
