@@ -9,6 +9,7 @@ from pathlib import Path
 import psutil
 import pytest
 
+from ascend_run.entrypoints.cli import run
 from ascend_run.text.tokenizer import train_tokenizer
 from tests.support.tiny_llama import write_llama
 
@@ -40,21 +41,23 @@ def ranks_of(process: subprocess.Popen[str]) -> dict[str, psutil.Process]:
 @pytest.mark.parametrize("dies", [False, True], ids=["lives", "dies"])
 @pytest.mark.parametrize("layout", ["--tp", "--pp"])
 def test_launched_ranks_answer_as_one_or_end_together(
-    layout: str, dies: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    layout: str,
+    dies: bool,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     """A rank that dies ends all, with one message."""
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
     words = ["the quick", "--dtype", "fp64", "--json", "--max-new-tokens"]
     folder = written(tmp_path)
     if not dies:
-        each = [
-            subprocess.run(
-                command(folder, *words, "8", *more), capture_output=True, text=True, timeout=100
-            )
-            for more in ([], [layout, "2"])
-        ]
-        (one,), (two,) = ([json.loads(line) for line in run.stdout.splitlines()] for run in each)
-        assert one == two
+        assert run(["generate", str(folder), *words, "8"]) == 0
+        one = json.loads(capsys.readouterr().out)
+        launched = subprocess.run(
+            command(folder, *words, "8", layout, "2"), capture_output=True, text=True, timeout=100
+        )
+        assert one == json.loads(launched.stdout)
         assert len(one["ids"]) == 8
         return
     process = subprocess.Popen(

@@ -56,7 +56,8 @@ def until(holds: Callable[[], bool]) -> None:
     """Wait for a condition."""
     end = time.monotonic() + SECONDS
     while not holds():
-        assert time.monotonic() < end, "it does not come"
+        if time.monotonic() > end:
+            raise TimeoutError("it does not come")
         time.sleep(0.002)
 
 
