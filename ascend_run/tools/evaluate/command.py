@@ -9,6 +9,7 @@ from pathlib import Path
 import click
 
 from ascend_run.tools.convert.source_options import SourceOptions, source_options
+from ascend_run.tools.generate.model_options import dtype_option, tokenizer_option
 
 from .printing import lines_of
 from .progress import progress_bars
@@ -47,18 +48,9 @@ from .task_options import Asking, task_options
     help="Append the end-of-document token to every document.",
 )
 @task_options
-@click.option(
-    "--tokenizer",
-    type=click.Path(path_type=Path),
-    metavar="PATH",
-    help="Tokenizer file, or its folder; default: in MODEL, then the data.tokenizer of the run.",
-)
+@tokenizer_option
 @source_options
-@click.option(
-    "--dtype",
-    type=click.Choice(("fp32", "bf16", "fp64")),
-    help="Compute in this; default: fp32, or fp64 of such weights.",
-)
+@dtype_option
 @click.option(
     "--output",
     type=click.Path(path_type=Path),

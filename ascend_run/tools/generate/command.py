@@ -11,7 +11,7 @@ from ascend_run.plugin_api.errors import ConfigError
 from ascend_run.tools.convert.source_options import SourceOptions, source_options
 
 from .beam_options import BeamOptions, beam_options
-from .model_options import ModelOptions, model_options
+from .model_options import ModelOptions, dtype_option, model_options, tokenizer_option
 from .printing import TextPrinter, as_record
 from .sampling_options import SamplingOptions, sampling_options
 
@@ -33,18 +33,9 @@ from .sampling_options import SamplingOptions, sampling_options
     show_default=True,
     help="Longest answer; the model's longest text ends it too.",
 )
-@click.option(
-    "--tokenizer",
-    type=click.Path(path_type=Path),
-    metavar="PATH",
-    help="Tokenizer file, or its folder; default: in MODEL, then the data.tokenizer of the run.",
-)
+@tokenizer_option
 @source_options
-@click.option(
-    "--dtype",
-    type=click.Choice(("fp32", "bf16", "fp64")),
-    help="Compute in this; default: fp32, or fp64 of such weights.",
-)
+@dtype_option
 @sampling_options
 @beam_options
 @model_options

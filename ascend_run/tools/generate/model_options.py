@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any, Final
 
 import attrs
@@ -45,6 +46,18 @@ class ModelOptions:
         found = [f"parallel.{name}={size}" for name, size in sizes.items()]
         return [*found, "parallel.sequence_parallel=true"] if experts and self.tp > 1 else found
 
+
+tokenizer_option: Final = click.option(
+    "--tokenizer",
+    type=click.Path(path_type=Path),
+    metavar="PATH",
+    help="Tokenizer file, or its folder; default: in MODEL, then the data.tokenizer of the run.",
+)
+dtype_option: Final = click.option(
+    "--dtype",
+    type=click.Choice(("fp32", "bf16", "fp64")),
+    help="Compute in this; default: fp32, or fp64 of such weights.",
+)
 
 _FIELDS: Final = tuple(attribute.name for attribute in attrs.fields(ModelOptions))
 _OPTIONS: Final = (

@@ -10,6 +10,7 @@ import click
 
 from ascend_run.plugin_api.errors import ConfigError
 from ascend_run.tools.convert.source_options import SourceOptions, source_options
+from ascend_run.tools.generate.model_options import dtype_option, tokenizer_option
 
 from .limits import Limits
 
@@ -39,23 +40,14 @@ _PACKAGES: Final = ("starlette", "uvicorn")
     help="File with the key; unlike --api-key, other users do not see it.",
 )
 @click.option("--name", help="Name of the model in requests; default: that of its folder.")
-@click.option(
-    "--tokenizer",
-    type=click.Path(path_type=Path),
-    metavar="PATH",
-    help="Tokenizer file, or its folder; default: in MODEL, then the data.tokenizer of the run.",
-)
+@tokenizer_option
 @click.option(
     "--template",
     metavar="NAME|FILE",
     help="Chat template: a known name, or a .jinja file; default: the tokenizer's own.",
 )
 @source_options
-@click.option(
-    "--dtype",
-    type=click.Choice(("fp32", "bf16", "fp64")),
-    help="Compute in this; default: fp32, or fp64 of such weights.",
-)
+@dtype_option
 @click.option(
     "--max-sequences",
     type=click.IntRange(min=1),
