@@ -82,7 +82,7 @@ def command(
     tasks: tuple[str, ...],
     asking: Asking,
 ) -> int:
-    """Measure perplexity of held-out text, and benchmarks, of a stored model.
+    """Measure perplexity and benchmarks of a stored model.
 
     \b
     ascend-run evaluate runs/demo data/heldout.jsonl
