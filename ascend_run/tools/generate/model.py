@@ -89,7 +89,7 @@ def loaded_model(
 
     Args:
         dtype: Default: float32, or float64 of such weights.
-        cache_tokens: Longest text of the model -> tokens of the cache that it will be given; told
+        cache_tokens: Longest text of the model -> tokens of the cache that it will be given; called
             before the build, so that what cannot fit is refused.
 
     Raises:

@@ -1,4 +1,4 @@
-"""What rank 0 tells the other ranks: changes of the cache, then a step, as one row of integers."""
+"""The message of rank 0 to the others: changes of the cache, then a step, as a row of integers."""
 
 from __future__ import annotations
 

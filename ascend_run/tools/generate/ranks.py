@@ -1,4 +1,4 @@
-"""Steps on several ranks: rank 0 has the engine, and tells the others what to compute."""
+"""Steps on several ranks: rank 0 has the engine, and sends each step to the others."""
 
 from __future__ import annotations
 

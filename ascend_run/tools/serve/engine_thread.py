@@ -16,7 +16,7 @@ from ascend_run.tools.generate.session import Piece
 
 
 class Sequences(Protocol):
-    """What is asked of a session; each call comes from the same thread."""
+    """The methods of a session; each is called from the same thread."""
 
     @property
     def is_idle(self) -> bool:
