@@ -28,6 +28,7 @@ from . import (
     progress,
     quantised_base,
     ring_attention,
+    serving,
     start_up,
     step_times,
     tuning,
@@ -67,6 +68,7 @@ def all_benchmarks() -> list[Benchmark]:
         data_preparation,
         conversion,
         generation,
+        serving,
     )
     return [benchmark for module in modules for benchmark in module.benchmarks()]
 

@@ -26,6 +26,8 @@ SHAPE: Final = Shape(
     layers=8, hidden=512, ffn=1408, heads=8, vocab=8192, seq_length=1024, micro_batch=1
 )
 FIRST_TOKENS: Final = 512
+PAGE: Final = 16
+"""Tokens of a page of our cache."""
 Request = tuple[list[int], int]
 """A prompt, and the number of new tokens."""
 Generate = Callable[[], list[list[int]]]
@@ -135,13 +137,18 @@ def _loaded(folder: Path, stack: ExitStack) -> Any:
 
 def ascend_run(given: Sequence[Request], folder: Path, stack: ExitStack) -> Generate:
     from ascend_run.ops.generation.engine import Request as Ours
-    from ascend_run.tools.generate.answering import _continuations
 
     model = _loaded(folder, stack)
+    asked = [Ours(prompt=tuple(prompt), max_new_tokens=new) for prompt, new in given]
+    pages = sum(-(-one.num_stored // PAGE) for one in asked)
 
     def generate() -> list[list[int]]:
-        asked = [Ours(prompt=tuple(prompt), max_new_tokens=new) for prompt, new in given]
-        return [new for new, _ in _continuations(model, asked)]
+        engine = model.engine(PAGE * pages)
+        ids: dict[int, list[int]] = {engine.submit(one): [] for one in asked}
+        while not engine.is_idle:
+            for emitted in engine.step():
+                ids[emitted.sequence].append(emitted.token)
+        return [*ids.values()]
 
     return generate
 
@@ -154,7 +161,8 @@ def first_token(folder: Path, stack: ExitStack, steps: int, warmup: int) -> dict
     ids = torch.randint(SHAPE.vocab, (1, FIRST_TOKENS))
     positions = torch.arange(FIRST_TOKENS)[None]
     request = Ours(prompt=tuple(ids[0].tolist()), max_new_tokens=2)
-    engine = model.engine(FIRST_TOKENS + 16)
+    engine = model.engine(FIRST_TOKENS + PAGE)
+    chunk = model._stage.chunk
 
     def first() -> None:
         sequence = engine.submit(request)
@@ -162,7 +170,7 @@ def first_token(folder: Path, stack: ExitStack, steps: int, warmup: int) -> dict
         engine.cancel(sequence)
 
     def forward() -> None:
-        model._chunk(ids, positions)
+        chunk(ids, positions)
 
     seconds: dict[str, list[float]] = {"first_seconds": [], "forward_seconds": []}
     for step in range(warmup + steps):
@@ -180,17 +188,17 @@ def cache_bytes(folder: Path, stack: ExitStack) -> dict[str, int]:
 
     model = _loaded(folder, stack)
     given = requests("batch")
-    pages = sum(-(-(len(prompt) + new - 1) // 16) for prompt, new in given)
-    engine = model.engine(16 * pages)
+    pages = sum(-(-(len(prompt) + new - 1) // PAGE) for prompt, new in given)
+    engine = model.engine(PAGE * pages)
     for prompt, new in given:
         engine.submit(Ours(prompt=tuple(prompt), max_new_tokens=new))
     engine.step()
-    cache = model._forward.cache
+    cache = model._stage.forward.cache
     pools = cache._pools.values()
     held = sum(x.untyped_storage().nbytes() for pool in pools for x in (pool.k_GPD, pool.v_GPE))
     assert held == cache.num_bytes
     width = SHAPE.hidden // SHAPE.heads
-    formula = pages * 16 * SHAPE.layers * SHAPE.heads * 2 * width * 4
+    formula = pages * PAGE * SHAPE.layers * SHAPE.heads * 2 * width * 4
     return {"storages": held, "formula": formula}
 
 

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from contextlib import ExitStack
+from pathlib import Path
 from typing import Any
 
+import attrs
 import pytest
 
-from benchmarks import generation, generation_worker
+from benchmarks import generation, generation_worker, serving, serving_worker
 from benchmarks.protocol import Settings
 from benchmarks.rows import Row
 
@@ -75,3 +78,61 @@ def test_requests_are_mixed_and_fit_the_model() -> None:
     lengths = [(len(prompt), new) for prompt, new in generation_worker.requests("batch")]
     assert len({*lengths}) == 16
     assert max(map(sum, lengths)) <= generation_worker.SHAPE.seq_length
+
+
+@pytest.fixture
+def tiny(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Make the workers' model and requests small."""
+    shape = attrs.evolve(generation_worker.SHAPE, layers=2, hidden=64, ffn=96, vocab=256)
+    monkeypatch.setattr(generation_worker, "SHAPE", shape)
+    monkeypatch.setattr(generation_worker, "FIRST_TOKENS", 32)
+    asked = [([7, 9, 250], 5), ([3] * 20, 3)]
+    monkeypatch.setattr(generation_worker, "requests", lambda work: asked)
+
+
+@pytest.mark.usefixtures("tiny")
+def test_workers_answer_as_transformers(tmp_path: Path) -> None:
+    generation_worker.write(tmp_path)
+    given = generation_worker.requests("batch")
+    theirs = generation_worker.transformers(given)()
+    with ExitStack() as stack:
+        ours = generation_worker.ascend_run(given, tmp_path, stack)
+        assert ours() == ours() == theirs
+        found = generation_worker.timed(ours, steps=2, warmup=1)
+    assert (found["tokens"], found["ids"]) == (8, theirs)
+
+
+@pytest.mark.usefixtures("tiny")
+def test_the_worker_measures_the_first_token_and_the_cache(tmp_path: Path) -> None:
+    generation_worker.write(tmp_path)
+    with ExitStack() as stack:
+        first = generation_worker.first_token(tmp_path, stack, steps=1, warmup=0)
+    assert min(first["first_seconds"], first["forward_seconds"]) > 0
+    with ExitStack() as stack:
+        held = generation_worker.cache_bytes(tmp_path, stack)
+    # Pages of 16 tokens: one and two; two layers, keys and values, 64 wide, in float32.
+    assert held["storages"] == held["formula"] == 3 * 16 * 2 * 2 * 64 * 4
+
+
+@pytest.mark.usefixtures("tiny")
+def test_the_server_is_asked_for_what_the_library_answers(tmp_path: Path) -> None:
+    serving_worker.write(tmp_path)
+    given = generation_worker.requests("batch")
+    with serving_worker.both(tmp_path) as ways:
+        assert {name: answers(given) for name, answers in ways.items()} == {
+            "library_seconds": [5, 3],
+            "served_seconds": [5, 3],
+        }
+        found = serving_worker.measured(ways, given, steps=1, warmup=0)
+    assert found["tokens"] == 8
+
+
+@pytest.mark.parametrize(("served", "met"), [(1.049, True), (1.051, False)])
+def test_serving_costs_at_most_a_twentieth(
+    monkeypatch: pytest.MonkeyPatch, served: float, met: bool
+) -> None:
+    found = {"tokens": 10, "served_seconds": served, "library_seconds": 1.0}
+    monkeypatch.setattr(serving, "worker", lambda *words: found)
+    rows = [one.measure(Settings(pairs=3)) for one in serving.benchmarks()]
+    assert [row.met for row in rows] == [met, met]
+    assert [row.goal for row in rows] == [one.goal for one in serving.benchmarks()]
