@@ -17,13 +17,13 @@ from megatron.core.transformer.spec_utils import build_module
 from torch import Tensor, nn
 
 from ascend_run.ops.attention.log_n_scale import log_n_scale
+from ascend_run.ops.linear.cross_entropy import CrossEntropy, Reduction
 from ascend_run.ops.linear.score_head import ScoreHead
 from ascend_run.ops.transfer.later_tokens import later_tokens
 from ascend_run.plugin_api import contracts as c
 
 from .assembly import Assembly
 from .batch_mask import BatchMask
-from .loss import CrossEntropy, Reduction
 from .rotary import RotaryTable, RotaryTables
 from .spec import norm_spec
 

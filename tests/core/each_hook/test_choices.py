@@ -11,9 +11,9 @@ import torch
 from megatron.core.process_groups_config import ProcessGroupCollection
 from torch import Tensor, nn
 
-from ascend_run.core.model.loss import CrossEntropy
 from ascend_run.core.model.router import Router
 from ascend_run.ops.experts.loop_experts import loop_experts
+from ascend_run.ops.linear.cross_entropy import CrossEntropy
 from ascend_run.plugin_api import AttentionFeatures, ConfigError, HookError, PositionBias, RoleSpec
 from ascend_run.plugins.platforms.cpu.attention import FusedCpuAttention
 from ascend_run.plugins.platforms.cpu.operators import platform_ops

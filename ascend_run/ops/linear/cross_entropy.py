@@ -7,12 +7,9 @@ from typing import TYPE_CHECKING, Literal, TypeAlias
 import torch
 from torch import Tensor
 
-from ascend_run.ops.linear.linear_cross_entropy import linear_cross_entropy, vocab_cross_entropy
-from ascend_run.ops.linear.token_log_probabilities import (
-    token_log_probabilities,
-    vocab_log_probabilities,
-)
-from ascend_run.ops.linear.wide_matmul import Matmul
+from .linear_cross_entropy import linear_cross_entropy, vocab_cross_entropy
+from .token_log_probabilities import token_log_probabilities, vocab_log_probabilities
+from .wide_matmul import Matmul
 
 if TYPE_CHECKING:
     from torch import distributed as dist
