@@ -40,7 +40,7 @@ from .train.models import build_models, release_graphs
 from .train.phases import phase_scope
 from .train.readings import Readings
 from .train.seeding import seed_everything
-from .train.step import TrainStep
+from .train.steps import TrainSteps
 
 if TYPE_CHECKING:
     from structlog.typing import FilteringBoundLogger
@@ -177,7 +177,7 @@ def _build_loop(
     checkpoints: Checkpoints,
     log: FilteringBoundLogger,
 ) -> Loop:
-    step = TrainStep(context, task, hooks, task.roles[0].name)
+    step = TrainSteps(context, task, hooks)
     is_first_replica = not any(context.layout.coordinate(axis) for axis in ("tp", "cp", "pp"))
     rows = RowHashes(plan, owns=is_first_replica)
     fingerprints = StepFingerprints(context, step.bundle, log, rows)

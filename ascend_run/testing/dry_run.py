@@ -26,6 +26,7 @@ from ascend_run.core.train.step import (
     TrainStep,
     connect_schedule,
 )
+from ascend_run.core.train.steps import TrainSteps
 from ascend_run.core.train.totals import LossTotals
 from ascend_run.plugin_api import contracts as c
 from ascend_run.testing.parameter_shards import ParameterShard, parameter_shards
@@ -115,7 +116,7 @@ class DryRun:
         }
         for bundle in loaded.values():
             assert bundle.weights is not None
-            load_model(bundle.weights, family, self.context.config, bundle)
+            load_model(bundle.weights, family, bundle.config, bundle)
             if bundle.optimizer is not None:
                 bundle.optimizer.reload_model_params()
         for role in self.task.roles:
@@ -135,11 +136,11 @@ class DryRun:
     def _differ(self, bundle: c.ModelBundle) -> None:
         """Give a frozen model other weights."""
         if bundle.frozen:
-            set_other_weights(bundle, self.context.config.model.vocab_size)
+            set_other_weights(bundle, bundle.config.model.vocab_size)
 
-    def train_step(self) -> TrainStep:
-        """Return the train step; the models must have been built with their optimizer."""
-        return TrainStep(self.context, self.task, self.hooks, self.role)
+    def train_step(self) -> TrainSteps:
+        """Return the train step; the models must have been built with their optimizers."""
+        return TrainSteps(self.context, self.task, self.hooks)
 
     def samples(self, count: int) -> Samples | None:
         """Return so many samples: the kit's, which ``[data]`` does not name, or the task's own if

@@ -55,6 +55,9 @@ class LossSum:
     """Name -> (sum, count), scalars of this rank; logged as the mean over all ranks."""
 
 
+ForwardStep: TypeAlias = "Callable[[RunContext, nn.Module, Batch], Tensor | LossSum]"
+"""One forward of a model that trains: see ``Task.forward_step``."""
+
 FrozenStep: TypeAlias = "Callable[[RunContext, nn.Module, Batch], Tensor]"
 """One forward of a model that is not trained. Like ``Task.forward_step``, it returns the hidden
 states; on the last pipeline stage a tensor without them, which core adds to the micro-batch."""
@@ -65,13 +68,18 @@ class RoleSpec:
     """One model of a run."""
 
     name: str  #: ``policy``, ``reference`` ...
+    model: Mapping[str, object] = attrs.field(factory=dict)
+    """Fields of ``[model]`` that differ from the run's: ``num_labels`` gives it a score head."""
+    forward_step: ForwardStep | None = None
+    """Of a trained model beside the first: its step follows that one's, on the same micro-batches.
+    The loss has ``Task.count`` and no metrics; it is logged as ``<name> loss``."""
     frozen_step: FrozenStep | None = None
     """If given, the model is frozen: it has no optimizer, is not part of checkpoints, and runs
-    before the trained model on each micro-batch, to which its results are added under its name."""
+    before the trained ones on each micro-batch, to which its results are added under its name."""
     is_base: bool = False
     """Whether it is no model of its own but the trained one, in ``RunPhase.REFERENCE``: without
     what is trained beside its frozen weights."""
-    weights: str | None = None  #: Hugging Face folder; None: ``model.hf_path``, if that is set.
+    weights: str | None = None  #: Hugging Face folder; None: ``hf_path`` of its model, if set.
     ahead: bool = False
     """Whether a frozen model is no part of the steps: it stands only while the task runs it, by
     ``RunContext.frozen_pass``, and has no chunks otherwise."""
@@ -80,7 +88,7 @@ class RoleSpec:
 class Task(Protocol):
     """What is trained: models, data and forward step."""
 
-    roles: Sequence[RoleSpec]  #: The first one is trained, the others are frozen.
+    roles: Sequence[RoleSpec]  #: The first one trains; each other has one of the two steps.
     metrics: Sequence[str]  #: Names of ``LossSum.metrics``.
     batch_fields: Mapping[str, BatchField]  #: Name of each tensor of a batch -> its axes.
 

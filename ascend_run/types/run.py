@@ -58,6 +58,7 @@ class ModelBundle:
     chunks: list[nn.Module]
     """Megatron's virtual pipeline chunks, wrapped in DDP if the model is trained."""
     transformer_config: TransformerConfig  #: The Megatron TransformerConfig that it was built with.
+    config: RunConfig  #: The run's, with the model fields of its role.
     optimizer: MegatronOptimizer | None = None  #: None if not trained.
     optimizer_spec: OptimizerSpec | None = None
     """What ``optimizer`` was built from; its ``states`` are checkpointed."""

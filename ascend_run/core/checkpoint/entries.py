@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 import attrs
 import numpy as np
@@ -13,11 +13,12 @@ from torch import Tensor
 
 from ascend_run.core.hook_errors import NamedErrors
 from ascend_run.plugin_api import CheckpointError
-from ascend_run.plugin_api.contracts import CheckpointEntry, RunContext, TensorShard
-
-if TYPE_CHECKING:
-    from megatron.core.optimizer import MegatronOptimizer
-    from megatron.core.optimizer_param_scheduler import OptimizerParamScheduler
+from ascend_run.plugin_api.contracts import (
+    CheckpointEntry,
+    ModelBundle,
+    RunContext,
+    TensorShard,
+)
 
 PROGRESS: Final = "progress"
 """Name of the entry with the training progress."""
@@ -169,6 +170,8 @@ class SavedProgress:
     machine_choices: Mapping[str, str] = attrs.field(factory=dict)
     frozen: Mapping[str, Mapping[str, str]] | None = None
     """Role -> ``weight_source``, of models that are not trained; None if it was not recorded."""
+    others: Mapping[str, Mapping[str, Any]] = attrs.field(factory=dict)
+    """Role -> ``schedule_steps`` and ``loss_scalers``, of other trained models than the first."""
 
     @classmethod
     def read(cls, state: Mapping[str, Any]) -> SavedProgress:
@@ -181,10 +184,9 @@ class Progress:
     """The entry of the training progress: a run's, as :class:`SavedProgress`."""
 
     _context: RunContext  #: ``step`` and ``consumed_samples`` are read and set.
-    _optimizer: MegatronOptimizer
-    _scheduler: OptimizerParamScheduler
-    """Only its step count is saved; the other fields come from the config and may change between
-    runs (more steps, another rate)."""
+    _trained: Mapping[str, ModelBundle]
+    """Role -> model, the first role's first. Of a schedule only the step count is saved; the other
+    fields come from the config and may change between runs (more steps, another rate)."""
     machine_choices: Mapping[str, str] = attrs.field(factory=dict)
     """Config key -> value, of options that the config may leave to the machine."""
     frozen: Mapping[str, Mapping[str, str]] = attrs.field(factory=dict)
@@ -192,12 +194,12 @@ class Progress:
     fingerprint: str | None = None
 
     def state_dict(self) -> dict[str, object]:
-        scalers = [scaler.state_dict() for scaler in self._grad_scalers()]
+        first, *others = self._trained
         progress = SavedProgress(
             step=self._context.step,
             consumed_samples=self._context.consumed_samples,
-            schedule_steps=self._scheduler.num_steps,
-            loss_scalers=[{k: _number(v) for k, v in state.items()} for state in scalers],
+            **_update_state(self._trained[first]),
+            others={role: _update_state(self._trained[role]) for role in others},
             went_back_to=self.went_back_to,
             fingerprint=self.fingerprint,
             machine_choices=self.machine_choices,
@@ -206,26 +208,48 @@ class Progress:
         return attrs.asdict(progress, recurse=False)
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        progress, scalers = SavedProgress.read(state), self._grad_scalers()
-        if len(scalers) != (num_saved := len(progress.loss_scalers)):
-            raise CheckpointError(
-                f"the checkpoint has {num_saved} loss scales, this run {len(scalers)}; "
-                "train.precision must be what it was"
-            )
-        for scaler, saved in zip(scalers, progress.loss_scalers, strict=True):
-            if saved:
-                scale = torch.full_like(scaler.scale, saved["scale"])
-                scaler.load_state_dict({**saved, "scale": scale})
-        self._scheduler.step(progress.schedule_steps - self._scheduler.num_steps)
+        progress = SavedProgress.read(state)
+        first, *others = self._trained
+        _restore_update(self._trained[first], progress.schedule_steps, progress.loss_scalers)
+        for role in others:
+            _restore_update(self._trained[role], **progress.others[role])
         self._context.step = progress.step
         self._context.consumed_samples = progress.consumed_samples
         self.went_back_to = progress.went_back_to
 
-    def _grad_scalers(self) -> list[Any]:
-        parts = getattr(self._optimizer, "chained_optimizers", [self._optimizer])
-        scalers = (getattr(part, "grad_scaler", None) for part in parts)
-        # Optimizers of one run may share a loss scale.
-        return list({id(scaler): scaler for scaler in scalers if scaler is not None}.values())
+
+def _update_state(bundle: ModelBundle) -> dict[str, Any]:
+    """Return what the updates of a trained model count, as JSON values."""
+    assert bundle.scheduler is not None
+    states = [scaler.state_dict() for scaler in _grad_scalers(bundle)]
+    return {
+        "schedule_steps": bundle.scheduler.num_steps,
+        "loss_scalers": [{k: _number(v) for k, v in state.items()} for state in states],
+    }
+
+
+def _restore_update(
+    bundle: ModelBundle, schedule_steps: int, loss_scalers: Sequence[Mapping[str, Any]]
+) -> None:
+    assert bundle.scheduler is not None
+    scalers = _grad_scalers(bundle)
+    if len(scalers) != (num_saved := len(loss_scalers)):
+        raise CheckpointError(
+            f"the checkpoint has {num_saved} loss scales, this run {len(scalers)}; "
+            "train.precision must be what it was"
+        )
+    for scaler, saved in zip(scalers, loss_scalers, strict=True):
+        if saved:
+            scale = torch.full_like(scaler.scale, saved["scale"])
+            scaler.load_state_dict({**saved, "scale": scale})
+    bundle.scheduler.step(schedule_steps - bundle.scheduler.num_steps)
+
+
+def _grad_scalers(bundle: ModelBundle) -> list[Any]:
+    parts = getattr(bundle.optimizer, "chained_optimizers", [bundle.optimizer])
+    scalers = (getattr(part, "grad_scaler", None) for part in parts)
+    # Optimizers of one run may share a loss scale.
+    return list({id(scaler): scaler for scaler in scalers if scaler is not None}.values())
 
 
 def _number(value: Any) -> Any:

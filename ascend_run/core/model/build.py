@@ -118,7 +118,9 @@ def build_model(
     assembly = assemble(config, hooks, **asked)
     policies = activation_policies(config, hooks)
     storing, storage = hooks.provide_named("ascend_weight_storage", config=config, **asked)
-    bundle = c.ModelBundle(role=role, chunks=[], transformer_config=transformer_config)
+    bundle = c.ModelBundle(
+        role=role, chunks=[], transformer_config=transformer_config, config=config
+    )
     num_chunks = transformer_config.virtual_pipeline_model_parallel_size
     for vp_stage in [None] if num_chunks is None else range(num_chunks):
         with without_memory(*(() if storage is None else LINEARS)):

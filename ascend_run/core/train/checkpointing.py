@@ -52,14 +52,11 @@ class Checkpoints:
         self.save_folder = options.save or str(folder / "checkpoints")
         self._ranks = GroupRanks(device=context.device.torch_device)
         self.store = self._open(self.save_folder)
-        policy = next(bundle for bundle in context.models.values() if bundle.trains)
         self._plugin_entries = self._collect_plugin_entries()
-        assert policy.optimizer is not None
-        assert policy.scheduler is not None
         choices = hooks.merge("ascend_machine_choices", config=context.config)
         seed = context.config.run.seed
         frozen = {role: weight_source(model.weights, seed) for role, model in self._frozen.items()}
-        self._progress = Progress(context, policy.optimizer, policy.scheduler, choices, frozen)
+        self._progress = Progress(context, self._trained, choices, frozen)
 
     def _open(self, folder: str) -> c.CheckpointStore:
         config = self.context.config
@@ -177,7 +174,7 @@ class Checkpoints:
         family, loaded = self.hooks.require("ascend_model_family"), False
         for role, bundle in models.items():
             if bundle.weights is not None and bundle.chunks:
-                lacking = load_model(bundle.weights, family, self.context.config, bundle)
+                lacking = load_model(bundle.weights, family, bundle.config, bundle)
                 if bundle.optimizer is not None:
                     bundle.optimizer.reload_model_params()
                 log.info("weights.loaded", folder=bundle.weights, role=role)
@@ -191,11 +188,11 @@ class Checkpoints:
 
         A resumed run then also needs the initial weights.
         """
-        config = self.context.config
         for role, bundle in self._trained.items():
             whole = sharded_tensors(bundle.chunks, stored=True)
             kept = model_shards(sharded_tensors(bundle.chunks))
-            kept = self.hooks.wrap("ascend_checkpoint_filter", kept, config=config, role=role)
+            asked = {"config": bundle.config, "role": role}
+            kept = self.hooks.wrap("ascend_checkpoint_filter", kept, **asked)
             if len(kept) < len(model_shards(whole)):
                 return True
         return False
@@ -209,16 +206,15 @@ class Checkpoints:
             yield self._shards()
 
     def _shards(self) -> list[c.TensorShard]:
-        config = self.context.config
         shards: list[c.TensorShard] = []
         first = next(iter(self._trained))
         for role, bundle in self._trained.items():
             suffix = "" if role == first else f".{role}"
-            tensors = sharded_tensors(bundle.chunks, vocab_size=config.model.vocab_size)
+            tensors = sharded_tensors(bundle.chunks, vocab_size=bundle.config.model.vocab_size)
             shards += self.hooks.wrap(
                 "ascend_checkpoint_filter",
                 model_shards(tensors, prefix=f"model{suffix}"),
-                config=config,
+                config=bundle.config,
                 role=role,
             )
             if bundle.trains:

@@ -10,11 +10,11 @@ from ascend_run.core.hooks import Hooks
 from ascend_run.core.recorder import Recorder
 from ascend_run.plugin_api import contracts as c
 
-from .data_parallel import gather_parameters
 from .fingerprints import StepFingerprints
 from .phases import phase_scope
 from .readings import Readings
-from .step import StepEvents, TrainStep, evaluate
+from .step import StepEvents, evaluate
+from .steps import TrainSteps
 
 
 @attrs.define(kw_only=True)
@@ -22,7 +22,7 @@ class Loop:
     """The training loop. :meth:`run` trains up to ``last_step``."""
 
     context: c.RunContext
-    step: TrainStep
+    step: TrainSteps
     readings: Readings
     fingerprints: StepFingerprints
     recorder: Recorder
@@ -61,7 +61,7 @@ class Loop:
             self.recorder.step_done(context.step)
             with self.readings.untimed():
                 if done:
-                    gather_parameters(self.step.bundle)
+                    self.step.gather()
                 if done or _due(context.step, config.train.eval_interval):
                     self._evaluate()
                 if self.save and (done or _due(context.step, config.checkpoint.save_interval)):
@@ -70,7 +70,7 @@ class Loop:
     def _evaluate(self) -> None:
         if self.validation_batches is None:
             return
-        gather_parameters(self.step.bundle)
+        self.step.gather()
         self.hooks.event("ascend_before_evaluation")(context=self.context)
         with phase_scope(self.hooks, self.context, c.RunPhase.EVALUATION)():
             found = evaluate(
@@ -89,7 +89,7 @@ class Loop:
     def _save(self, save: Callable[[], str]) -> None:
         # A run resumed from this checkpoint needs the fingerprint of every step up to here.
         self._record_fingerprints()
-        gather_parameters(self.step.bundle)
+        self.step.gather()
         with phase_scope(self.hooks, self.context, c.RunPhase.CHECKPOINT)():
             path = save()
         self.hooks.event("ascend_after_checkpoint")(context=self.context, path=path)

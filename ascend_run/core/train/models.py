@@ -1,10 +1,11 @@
-"""Build the models of a run, and the data parallelism and optimizer of the trained one."""
+"""Build the models of a run, and the data parallelism and optimizer of those that train."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import partial
 
+import attrs
 import torch
 from megatron.core.transformer.transformer_config import TransformerConfig
 
@@ -14,6 +15,7 @@ from ascend_run.core.model.build import build_model
 from ascend_run.ops.linear.stored_weight import stored_weight
 from ascend_run.plugin_api import contracts as c
 from ascend_run.plugin_api.errors import HookError
+from ascend_run.types.config import FieldSection, RunConfig
 
 from .data_parallel import wrap_data_parallel
 from .frozen_pass import FrozenPass
@@ -30,29 +32,35 @@ def build_models(
     dtype: torch.dtype | None = None,
     with_optimizer: bool = True,
 ) -> None:
-    """Build the model of every role and add it to the context. The first role is trained.
+    """Build the model of every role and add it to the context.
 
     Args:
         dtype: Parameter dtype. Default: the dtype of ``train.precision``.
         with_optimizer: If False, gradients are computed but there is no optimizer.
 
     Raises:
-        HookError: See ``require_one_trained``; or a weight that is stored in another form trains.
+        HookError: See ``require_roles``; or a weight that is stored in another form trains.
     """
-    config, groups = context.config, context.groups
-    require_one_trained(task.roles)
+    groups = context.groups
+    require_roles(task.roles, context.config)
     for role in task.roles:
         if role.is_base:
             continue
+        config = role_config(context.config, role)
         weights = role.weights or config.model.hf_path
         if role.ahead:
             like = context.models[task.roles[0].name].transformer_config
             context.models[role.name] = c.ModelBundle(
-                role=role.name, chunks=[], transformer_config=like, weights=weights, frozen=True
+                role=role.name,
+                chunks=[],
+                transformer_config=like,
+                config=config,
+                weights=weights,
+                frozen=True,
             )
             continue
         with phase_scope(hooks, context, c.RunPhase.MODEL)():
-            bundle = _build(hooks, context, dtype, role.name)
+            bundle = _build(hooks, context, dtype, config, role.name)
             bundle.weights = weights
             context.models[role.name] = bundle
             if role.frozen_step is None:
@@ -66,11 +74,15 @@ def build_models(
     context.frozen_pass = FrozenPass(hooks, partial(_fill, hooks, dtype))
 
 
+def role_config(config: RunConfig, role: c.RoleSpec) -> RunConfig:
+    """Return the config of a role's model."""
+    return attrs.evolve(config, model=FieldSection({**config.model, **role.model}))
+
+
 def _build(
-    hooks: Hooks, context: c.RunContext, dtype: torch.dtype | None, role: str
+    hooks: Hooks, context: c.RunContext, dtype: torch.dtype | None, config: RunConfig, role: str
 ) -> c.ModelBundle:
-    config, device = context.config, context.device
-    bundle = build_model(config, hooks, context.groups, device, role=role, dtype=dtype)
+    bundle = build_model(config, hooks, context.groups, context.device, role=role, dtype=dtype)
     match_p2p(bundle.transformer_config)
     return bundle
 
@@ -80,26 +92,33 @@ def _fill(
 ) -> None:
     """Build the chunks of a frozen model and load its weights."""
     with phase_scope(hooks, context, c.RunPhase.MODEL)():
-        built = _build(hooks, context, dtype, bundle.role)
+        built = _build(hooks, context, dtype, bundle.config, bundle.role)
     bundle.chunks, bundle.transformer_config = built.chunks, built.transformer_config
     freeze(bundle)
     if bundle.weights is not None:
-        load_model(bundle.weights, hooks.require("ascend_model_family"), context.config, bundle)
+        load_model(bundle.weights, hooks.require("ascend_model_family"), bundle.config, bundle)
 
 
-def require_one_trained(roles: Sequence[c.RoleSpec]) -> None:
+def require_roles(roles: Sequence[c.RoleSpec], config: RunConfig) -> None:
     """Check the roles of a task.
 
     Raises:
-        HookError: Two roles have one name, or others than the first one are trained.
+        HookError: Two roles have one name, one has no step or too many, or a model field that the
+            config lacks; lists all.
     """
-    trained = [index for index, role in enumerate(roles) if role.frozen_step is None]
     names = [role.name for role in roles]
-    if trained != [0] or len({*names}) < len(names):
-        raise HookError(
-            f"ascend_task: the roles are {', '.join(names) or 'none'}; expected different names, "
-            "and frozen_step for each but the first, which is trained"
-        )
+    problems = [] if roles else ["there is none; expected one that trains"]
+    if len({*names}) < len(names):
+        problems.append(f"expected different names, got {', '.join(names)}")
+    for index, role in enumerate(roles):
+        steps = [step for step in (role.forward_step, role.frozen_step) if step is not None]
+        if len(steps) != min(index, 1):
+            wanted = "one of forward_step and frozen_step"
+            problems.append(f"{role.name}: expected {wanted if index else 'the step of the task'}")
+        if unknown := sorted(role.model.keys() - config.model):
+            problems.append(f"{role.name}: [model] has no field {', '.join(unknown)}")
+    if problems:
+        raise HookError("ascend_task: the roles cannot be built", problems)
 
 
 def require_frozen_storage(bundle: c.ModelBundle) -> None:

@@ -78,6 +78,8 @@ class Readings:
         if result.skipped:
             readings["skipped"] = True
         readings.update(result.totals.metrics)
+        for role, one in result.others.items():
+            readings |= {f"{role} loss": one.loss, f"{role} grad_norm": one.grad_norm}
         readings.update(self._expert_readings())
         readings.update(self._mtp_readings())
         for group, (plugin, metrics) in self.plugin_metrics.items():

@@ -6,7 +6,7 @@ import functools
 import itertools
 import math
 import operator
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from functools import partial
 from typing import TYPE_CHECKING, Any, cast
@@ -48,6 +48,8 @@ class StepResult:
     """True if the gradients held inf or nan (fp16) and the weights were not updated."""
     learning_rate: float
     """The rate used by this step's update."""
+    others: Mapping[str, StepResult] = attrs.field(factory=dict)
+    """Role -> result, of the other models that train."""
 
     @property
     def loss(self) -> float:
@@ -101,8 +103,13 @@ class ForwardBackward:
     Uses Megatron's pipeline schedule, wrapped by ``ascend_schedule``.
 
     Args:
+        role: Of the model that trains.
         force_all_reduce: All-reduce the gradients even if a distributed optimizer only needs its
             shard.
+
+    Attributes:
+        keeps: Whether ``kept`` holds the micro-batches, with the results of frozen models, after a
+            call.
     """
 
     def __init__(
@@ -128,8 +135,12 @@ class ForwardBackward:
         self.routers = [m for m in modules if isinstance(m, Router) and has_losses]
         for router in self.routers:
             router.loss_scale = torch.ones((), dtype=torch.float64, device=device)
-        frozen = [role for role in task.roles[1:] if not role.ahead]
-        self.frozen = [FrozenForward(hooks, context, role, self.bundle) for role in frozen]
+        own = next(one.forward_step for one in task.roles if one.name == role)
+        self.forward = own or task.forward_step
+        self.metrics: Sequence[str] = () if own else task.metrics
+        frozen = [one for one in task.roles if one.frozen_step and not (own or one.ahead)]
+        self.frozen = [FrozenForward(hooks, context, one, self.bundle) for one in frozen]
+        self.keeps, self.kept = False, list[c.Batch]()
         self.force_all_reduce = force_all_reduce
         timers = ScheduleTimers(hooks, context) if hooks.implements("ascend_phase") else None
         self.bundle.transformer_config.timers, self.phases = timers, timers or nullcontext()
@@ -149,6 +160,9 @@ class ForwardBackward:
         seq_length, micro_batch_size, once = self._shape(read)
         for frozen in self.frozen:
             once = iter(frozen([*once], seq_length, micro_batch_size))
+        if self.keeps:
+            self.kept = [*once]
+            once = iter(self.kept)
         if self.routers and torch.is_grad_enabled():
             once = iter(self._scale_router_losses([*once]))
         with self.phases:
@@ -164,7 +178,7 @@ class ForwardBackward:
                 p2p_communicator=self.p2p,
                 force_all_reduce=self.force_all_reduce,
             )
-        return LossTotals.from_tensor(self._total(reports), self.task.metrics)
+        return LossTotals.from_tensor(self._total(reports), self.metrics)
 
     def _shape(self, batches: Iterator[c.Batch]) -> tuple[int, int, Iterator[c.Batch]]:
         """Return the shape of the activations sent between pipeline stages.
@@ -201,7 +215,7 @@ class ForwardBackward:
 
     def _total(self, reports: list[Tensor]) -> Tensor:
         """Sum reports over all ranks; only the last stage has any."""
-        device, size = self.context.device.torch_device, report_size(self.task.metrics)
+        device, size = self.context.device.torch_device, report_size(self.metrics)
         total = torch.zeros(size, dtype=torch.float64, device=device)
         if reports:
             total += torch.stack(reports).sum(dim=0)
@@ -213,10 +227,10 @@ class ForwardBackward:
     def _forward_step(
         self, batches: Iterator[c.Batch], model: nn.Module
     ) -> tuple[Tensor, Callable[[Tensor], Any] | None]:
-        loss = self.task.forward_step(self.context, model, next(batches))
+        loss = self.forward(self.context, model, next(batches))
         if not isinstance(loss, c.LossSum):
             return loss, None
-        report = report_of(loss, self.task.metrics)
+        report = report_of(loss, self.metrics)
         return loss.sum, lambda total: (total, loss.count.to(torch.int), report)
 
 

@@ -139,7 +139,8 @@ def run_at(step: int, scalers: list[Scaler]) -> Progress:
     optimizer = types.SimpleNamespace(chained_optimizers=parts)
     schedule = Schedule()
     schedule.step(step)
-    return Progress(context, optimizer, schedule)
+    bundle: Any = types.SimpleNamespace(optimizer=optimizer, scheduler=schedule)
+    return Progress(context, {"policy": bundle})
 
 
 def test_progress_comes_back_with_the_schedule_and_the_loss_scales(tmp_path: Path) -> None:

@@ -13,7 +13,6 @@ import pytest
 import torch
 from torch import Tensor
 
-from ascend_run.core.train.models import require_one_trained
 from ascend_run.plugin_api import HookError, RoleSpec, RunPhase
 from ascend_run.plugins.tasks.pretrain import PretrainConfig
 from ascend_run.plugins.tasks.pretrain.task import PretrainTask
@@ -111,18 +110,3 @@ def test_other_metrics_than_the_declared_ones_are_an_error(tmp_path: Path) -> No
 
     with pytest.raises(HookError, match="came with the metrics never counted, tokens of the"):
         run(tmp_path, Undeclared())
-
-
-@pytest.mark.parametrize(
-    "roles",
-    [
-        (),
-        (RoleSpec(name="teacher", frozen_step=lambda *_: torch.zeros(())),),
-        (RoleSpec(name="policy"), RoleSpec(name="critic")),
-        (RoleSpec(name="policy"), RoleSpec(name="policy", frozen_step=lambda *_: torch.zeros(()))),
-    ],
-    ids=["none", "frozen alone", "two trained", "one name twice"],
-)
-def test_the_first_role_alone_is_trained(roles: tuple[RoleSpec, ...]) -> None:
-    with pytest.raises(HookError, match="expected different names, and frozen_step for each but"):
-        require_one_trained(roles)
