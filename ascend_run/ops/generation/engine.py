@@ -5,7 +5,7 @@ Source: Yu et al. 2022, Orca, OSDI 22, section 3.2; chunks of prompts: arXiv:240
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from enum import StrEnum
 
 import attrs
@@ -25,6 +25,8 @@ class Request:
     end_ids: frozenset[int] = frozenset()
     """Ids after which nothing follows; the id itself is emitted."""
     sampling: Sampling = attrs.field(factory=Sampling)
+    is_kept: bool = False
+    """Whether its tokens stay in the cache when it ends, for ``Engine.resume``."""
 
     @property
     def num_stored(self) -> int:
@@ -61,6 +63,10 @@ class _Running:
     sampler: Sampler
     num_new: int = 0
     num_stored: int = 0
+    num_cached: int = 0
+    """Tokens of the prompt that were in the cache before."""
+    length: int = 0
+    """Tokens of its text when the last of them were computed, or of its prompt."""
 
 
 class Engine:
@@ -72,6 +78,7 @@ class Engine:
         max_sequences: Running at a time; others wait in order.
         restarts_above: A text that gets longer than this is recomputed from its first token, since
             its RoPE scaling has other angles from there on.
+        have_same_keys: Whether tokens that begin texts of two lengths have the same keys.
     """
 
     def __init__(
@@ -82,12 +89,15 @@ class Engine:
         chunk_tokens: int = 512,
         max_sequences: int = 16,
         restarts_above: int | None = None,
+        have_same_keys: Callable[[int, int], bool] = lambda length, other: True,
     ) -> None:
         self._forward, self._cache = forward, cache
         self._chunk_tokens, self._max_sequences = chunk_tokens, max_sequences
-        self._restarts_above = restarts_above
+        self._restarts_above, self._have_same_keys = restarts_above, have_same_keys
         self._waiting: dict[int, Request] = {}
         self._running: dict[int, _Running] = {}
+        self._kept: dict[int, _Running] = {}
+        """Sequences that have ended and have their pages still; the oldest first."""
         self._num_submitted = 0
 
     def submit(self, request: Request) -> int:
@@ -96,21 +106,44 @@ class Engine:
         Raises:
             CacheFull: It needs more than the whole cache, so it could never be served.
         """
-        capacity = self._cache.num_pages * self._cache.page_size
-        if request.num_stored > capacity:
-            raise CacheFull(
-                f"{len(request.prompt)} tokens and {request.max_new_tokens} new ones do not fit "
-                f"into a cache of {capacity}"
-            )
+        self._require_capacity(request)
         sequence, self._num_submitted = self._num_submitted, self._num_submitted + 1
         self._waiting[sequence] = request
         return sequence
 
-    def cancel(self, sequence: int) -> None:
-        """End a sequence, if it has not ended: its pages are free at once."""
+    def resume(self, sequence: int, request: Request) -> None:
+        """Queue the next request of a sequence that has ended. Tokens that its prompt begins with
+        and that are in the cache still are not recomputed.
+
+        Raises:
+            CacheFull: It needs more than the whole cache.
+        """
+        assert sequence < self._num_submitted, f"no sequence {sequence} was submitted"
+        assert sequence not in self._waiting, f"sequence {sequence} has a request that waits"
+        assert sequence not in self._running, f"sequence {sequence} has not ended"
+        self._require_capacity(request)
+        self._waiting[sequence] = request
+
+    def num_cached(self, sequence: int) -> int:
+        """Return how many tokens of the prompt were in the cache, of a sequence that runs or is
+        kept."""
+        return (self._running.get(sequence) or self._kept[sequence]).num_cached
+
+    def end(self, sequence: int) -> None:
+        """End a sequence, if it has not ended: its pages are free at once, or kept."""
         self._waiting.pop(sequence, None)
-        if sequence in self._running:
-            self._release(sequence)
+        if (ended := self._running.pop(sequence, None)) is None:
+            return
+        if ended.request.is_kept:
+            self._kept[sequence] = ended
+        else:
+            self._cache.release(sequence)
+
+    def cancel(self, sequence: int) -> None:
+        """End a sequence, if it has not ended: its pages are free at once, kept ones too."""
+        self.end(sequence)
+        if self._kept.pop(sequence, None) is not None:
+            self._cache.release(sequence)
 
     def step(self) -> list[Emitted]:
         """Run one forward and return the new tokens; none if nothing is left to do."""
@@ -119,10 +152,11 @@ class Engine:
             return []
         logits_RV = self._forward(Step.of(chunks))
         for chunk in chunks:
-            self._running[chunk.sequence].num_stored += len(chunk.ids)
+            running = self._running[chunk.sequence]
+            running.num_stored, running.length = chunk.start + len(chunk.ids), chunk.length
         complete = [chunk.sequence for chunk in chunks if chunk.num_logits]
-        running = [self._running[sequence] for sequence in complete]
-        chosen = choices(logits_RV, [one.sampler for one in running], [one.ids for one in running])
+        found = [self._running[sequence] for sequence in complete]
+        chosen = choices(logits_RV, [one.sampler for one in found], [one.ids for one in found])
         return [self._emit(*pair) for pair in zip(complete, chosen, strict=True)]
 
     @property
@@ -135,14 +169,52 @@ class Engine:
         while self._waiting and len(self._running) < self._max_sequences:
             sequence, request = next(iter(self._waiting.items()))
             try:
-                self._cache.reserve(sequence, request.num_stored)
+                num_cached = self._reserve(sequence, request)
             except CacheFull:
+                if self._take_kept(sequence):
+                    continue
                 assert self._running, "nothing runs, and pages are missing: some were not released"
                 return
             self._running[sequence] = _Running(
-                request, list(request.prompt), Sampler(request.sampling)
+                request,
+                list(request.prompt),
+                Sampler(request.sampling),
+                num_stored=num_cached,
+                num_cached=num_cached,
+                length=len(request.prompt),
             )
             del self._waiting[sequence]
+
+    def _reserve(self, sequence: int, request: Request) -> int:
+        """Reserve the pages of a request, and return how many tokens of its prompt they have.
+
+        Raises:
+            CacheFull: There are too few free pages.
+        """
+        if (kept := self._kept.get(sequence)) is None:
+            self._cache.reserve(sequence, request.num_stored)
+            return 0
+        self._cache.grow(sequence, request.num_stored)
+        del self._kept[sequence]
+        num_cached = 0
+        if self._have_same_keys(kept.length, len(request.prompt)):
+            # The last token is computed, for its logits.
+            num_cached = _num_common(kept.ids[: kept.num_stored], request.prompt[:-1])
+        self._cache.forget(sequence, num_cached)
+        return num_cached
+
+    def _take_kept(self, sequence: int) -> bool:
+        """Free the pages that another sequence keeps, the oldest first, or those of this one.
+
+        Returns:
+            Whether there were any.
+        """
+        others = [other for other in self._kept if other != sequence]
+        if not (candidates := others or [*self._kept]):
+            return False
+        del self._kept[candidates[0]]
+        self._cache.release(candidates[0])
+        return True
 
     def _chunks(self) -> list[Chunk]:
         left = self._chunk_tokens
@@ -177,12 +249,26 @@ class Engine:
         elif running.num_new == running.request.max_new_tokens:
             finish = Finish.LENGTH
         if finish is not None:
-            self._release(sequence)
+            self.end(sequence)
         elif len(running.ids) - 1 == self._restarts_above:
             running.num_stored = 0
             self._cache.forget(sequence)
         return Emitted(sequence, token, finish, choice.logprob, choice.top)
 
-    def _release(self, sequence: int) -> None:
-        del self._running[sequence]
-        self._cache.release(sequence)
+    def _require_capacity(self, request: Request) -> None:
+        """
+        Raises:
+            CacheFull: It needs more than the whole cache.
+        """
+        capacity = self._cache.num_pages * self._cache.page_size
+        if request.num_stored > capacity:
+            raise CacheFull(
+                f"{len(request.prompt)} tokens and {request.max_new_tokens} new ones do not fit "
+                f"into a cache of {capacity}"
+            )
+
+
+def _num_common(ids: Sequence[int], others: Sequence[int]) -> int:
+    """Return how many tokens both begin with."""
+    pairs = enumerate(zip(ids, others, strict=False))
+    return next((at for at, (one, other) in pairs if one != other), min(len(ids), len(others)))

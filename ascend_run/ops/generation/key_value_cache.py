@@ -73,6 +73,14 @@ class KeyValueCache:
         """
         self.pages.reserve(sequence, num_tokens)
 
+    def grow(self, sequence: int, num_tokens: int) -> None:
+        """Reserve more pages for a sequence, if it has too few for so many tokens in all.
+
+        Raises:
+            CacheFull: There are too few free pages.
+        """
+        self.pages.grow(sequence, num_tokens)
+
     def fork(self, parent: int, child: int) -> None:
         """Begin a new sequence with the tokens of another, and as many pages: both have its full
         pages, and the last tokens are copied.
@@ -172,10 +180,12 @@ class KeyValueCache:
         self.pages.release(sequence)
         self.forget(sequence)
 
-    def forget(self, sequence: int) -> None:
-        """Forget the tokens of a sequence, which keeps its pages."""
+    def forget(self, sequence: int, num_kept: int = 0) -> None:
+        """Forget the tokens of a sequence after its first ones; it keeps its pages."""
         for pool in self._pools.values():
-            pool.stored.pop(sequence, None)
+            stored = min(pool.stored.pop(sequence, 0), num_kept)
+            if stored:
+                pool.stored[sequence] = stored
 
     @property
     def num_bytes(self) -> int:

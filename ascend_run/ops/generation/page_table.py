@@ -50,6 +50,17 @@ class PageTable:
             raise ValueError(f"sequence {sequence}: {num_tokens} tokens, or it has pages already")
         self._runs[sequence] = self._taken(-(-num_tokens // self.page_size), num_tokens)
 
+    def grow(self, sequence: int, num_tokens: int) -> None:
+        """Give a sequence more pages, if those it has are too few for so many tokens.
+
+        Raises:
+            CacheFull: There are too few free pages.
+        """
+        runs = self._runs[sequence]
+        missing = -(-num_tokens // self.page_size) - _length(runs)
+        if missing > 0:
+            self._runs[sequence] = _joined([*runs, *self._taken(missing, num_tokens)])
+
     def fork(self, parent: int, child: int, num_stored: int) -> None:
         """Give a new sequence the full pages of the parent's first tokens, and of its own as many
         more as the parent has.

@@ -47,6 +47,15 @@ class TextLengths:
         """
         return None if self.grows else self.boundary
 
+    def have_same_keys(self, length: int, other: int) -> bool:
+        """Return whether tokens that begin a text of one length, however it grew to it, have the
+        keys that they have in a text of another length."""
+        if self.boundary is None:
+            return True
+        if self.grows:
+            return max(length, other) <= self.boundary
+        return (length > self.boundary) == (other > self.boundary)
+
 
 class RotaryPositions:
     """Selects tables from those of whole texts; the tables of lengths that grow are computed.

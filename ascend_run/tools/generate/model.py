@@ -72,6 +72,7 @@ class GenerationModel:
             cache,
             max_sequences=max_sequences,
             restarts_above=self.lengths.restarts_above,
+            have_same_keys=self.lengths.have_same_keys,
         )
 
 

@@ -21,6 +21,7 @@ class Change(IntEnum):
     RESERVE = 1
     RELEASE = 2
     FORGET = 3
+    GROW = 4
 
 
 @attrs.frozen
@@ -114,7 +115,12 @@ class RecordedCache(KeyValueCache):
         super().release(sequence)
         self.changes.append(CacheChange(Change.RELEASE, sequence))
 
-    def forget(self, sequence: int) -> None:
-        """Forget the tokens of a sequence."""
-        super().forget(sequence)
-        self.changes.append(CacheChange(Change.FORGET, sequence))
+    def forget(self, sequence: int, num_kept: int = 0) -> None:
+        """Forget the tokens of a sequence after its first ones."""
+        super().forget(sequence, num_kept)
+        self.changes.append(CacheChange(Change.FORGET, sequence, num_kept))
+
+    def grow(self, sequence: int, num_tokens: int) -> None:
+        """Reserve more pages; see the base class."""
+        super().grow(sequence, num_tokens)
+        self.changes.append(CacheChange(Change.GROW, sequence, num_tokens))

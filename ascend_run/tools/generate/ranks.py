@@ -85,6 +85,9 @@ class Leader:
                 tokens[replica] += count
             fewest = tokens.index(min(tokens))
             self._reserved[change.sequence] = (fewest, change.num_tokens)
+        elif change.kind is Change.GROW:
+            replica, count = self._reserved[change.sequence]
+            self._reserved[change.sequence] = (replica, max(count, change.num_tokens))
         elif change.kind is Change.RELEASE:
             del self._reserved[change.sequence]
 
@@ -123,8 +126,10 @@ def _change(stage: Stage, change: CacheChange) -> None:
         cache.reserve(change.sequence, change.num_tokens)
     elif change.kind is Change.RELEASE:
         cache.release(change.sequence)
+    elif change.kind is Change.GROW:
+        cache.grow(change.sequence, change.num_tokens)
     else:
-        cache.forget(change.sequence)
+        cache.forget(change.sequence, change.num_tokens)
 
 
 def _chunks(step: Step) -> Iterator[Chunk]:

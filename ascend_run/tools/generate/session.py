@@ -40,14 +40,35 @@ class Session:
         Raises:
             CacheFull: It needs more than the whole cache.
         """
-        special = self._texts.special_ids(stop)
-        request = attrs.evolve(request, end_ids=request.end_ids | special)
-        number = self._engine.submit(request)
-        self._running[number] = GeneratedText(self._texts.tokenizer.backend, request.prompt, stop)
+        number = self._engine.submit(self._with_ends(request, stop))
+        self._running[number] = self._text(request, stop)
         return number
 
+    def resume(self, number: int, request: Request, stop: Sequence[str] = ()) -> None:
+        """Queue the next request of a sequence that has ended; see ``Engine.resume``.
+
+        Raises:
+            CacheFull: It needs more than the whole cache.
+        """
+        self._engine.resume(number, self._with_ends(request, stop))
+        self._running[number] = self._text(request, stop)
+
+    def num_cached(self, number: int) -> int:
+        """Return how many tokens of its prompt were not computed; see ``Engine.num_cached``."""
+        return self._engine.num_cached(number)
+
+    def end(self, number: int) -> str:
+        """End a sequence, if it has not ended; a request may keep its tokens in the cache.
+
+        Returns:
+            The text that was withheld, because it may have become a stop word or a character.
+        """
+        self._engine.end(number)
+        text = self._running.pop(number, None)
+        return "" if text is None else text.finish()
+
     def cancel(self, number: int) -> None:
-        """End a sequence, if it has not ended."""
+        """End a sequence, if it has not ended, and forget it."""
         self._engine.cancel(number)
         self._running.pop(number, None)
 
@@ -68,5 +89,12 @@ class Session:
         if text.stopped:
             finish = Finish.STOP
         if finish is not None:
-            self.cancel(emitted.sequence)
+            self.end(emitted.sequence)
         return Piece(emitted=emitted, text=added, finish=finish)
+
+    def _with_ends(self, request: Request, stop: Sequence[str]) -> Request:
+        special = self._texts.special_ids(stop)
+        return attrs.evolve(request, end_ids=request.end_ids | special)
+
+    def _text(self, request: Request, stop: Sequence[str]) -> GeneratedText:
+        return GeneratedText(self._texts.tokenizer.backend, request.prompt, stop)

@@ -1,6 +1,7 @@
 """The engine with a forward whose next id is a function of the ids before it."""
 
 import random
+from typing import Any
 
 import attrs
 import pytest
@@ -9,6 +10,7 @@ from torch import Tensor
 
 from ascend_run.ops.generation.engine import Emitted, Engine, Finish, Request
 from ascend_run.ops.generation.key_value_cache import CacheFull, KeyValueCache
+from ascend_run.ops.generation.positions import TextLengths
 from ascend_run.ops.generation.sampling import Sampling
 from ascend_run.ops.generation.step import Chunk, Step
 
@@ -25,7 +27,8 @@ def next_id(ids: list[int]) -> int:
 class Model:
     """Keeps the ids of each sequence, as a cache does, and the number of tokens of each step."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, forgets: bool = False) -> None:
+        self.forgets = forgets
         self.ids: dict[int, list[int]] = {}
         self.sizes: list[int] = []
 
@@ -34,6 +37,8 @@ class Model:
         self.sizes.append(len(step.tokens_T))
         for part in step.parts:
             ids = self.ids.setdefault(part.sequence, [])
+            if part.start < len(ids) and self.forgets:  # of a sequence that is resumed
+                del ids[part.start :]
             assert part.start == len(ids)
             positions = range(part.start, part.start + part.count)
             assert step.positions_T[part.rows].tolist() == [*positions]
@@ -111,6 +116,107 @@ def test_drawn_tokens_do_not_depend_on_what_else_is_in_the_batch() -> None:
         alone.submit(request)
         mine = [attrs.evolve(one, sequence=0) for one in emitted if one.sequence == number]
         assert mine == run(alone)
+
+
+def kept(prompt: list[int], max_new_tokens: int, **fields: Any) -> Request:
+    return Request(prompt=tuple(prompt), max_new_tokens=max_new_tokens, is_kept=True, **fields)
+
+
+def test_a_resumed_sequence_computes_only_what_its_prompt_adds() -> None:
+    """Prompts that begin with the text, with a part of it, and with nothing of it; one that is in
+    the cache already; drawn tokens are those of a new sequence."""
+    model, cache = Model(forgets=True), KeyValueCache(160)
+    engine = Engine(model, cache, chunk_tokens=4)
+    drawing = Sampling(temperature=1.0, seed=3)
+    prompt, number, text = [1, 2, 3, 4, 5, 6], None, list[int]()
+    for add, drop, cached in (([], 0, 0), ([7, 8], 0, 8), ([9], 5, 9), ([], 3, 9), ([1], 99, 0)):
+        prompt = [*text[: len(text) - drop], *add] or prompt if drop < 99 else add
+        request = kept(prompt, 3, sampling=drawing)
+        if number is None:
+            number = engine.submit(request)
+        else:
+            engine.resume(number, request)
+        before = sum(model.sizes)
+        emitted = run(engine)
+        assert engine.num_cached(number) == cached
+        assert sum(model.sizes) - before == len(prompt) - cached + 2
+        alone = Engine(Model(), KeyValueCache(64))
+        alone.submit(request)
+        assert [one.token for one in emitted] == [one.token for one in run(alone)]
+        text = [*prompt, *(one.token for one in emitted)]
+    engine.cancel(number)
+    assert cache.free_tokens == 160
+
+
+def test_a_sequence_that_was_ended_is_resumed_from_what_is_computed() -> None:
+    """Within its prompt, and within its answer; and one that waits."""
+    model, cache = Model(forgets=True), KeyValueCache(48)
+    engine = Engine(model, cache, chunk_tokens=4, max_sequences=1)
+    number = engine.submit(kept([5] * 10, 20))
+    for num_steps, cached in ((1, 4), (5, 9)):
+        for _ in range(num_steps):
+            engine.step()
+        engine.end(number)
+        assert engine.is_idle
+        engine.resume(number, kept([5] * 10, 20))
+        engine.step()
+        assert engine.num_cached(number) == cached
+    other = engine.submit(kept([5], 1))
+    engine.end(other)
+    engine.end(number)
+    assert engine.step() == []
+    assert cache.free_tokens == 16
+
+
+def test_kept_pages_are_taken_when_others_need_them() -> None:
+    """Those that ended first; a sequence without its pages is computed from its first token."""
+    model, cache = Model(forgets=True), KeyValueCache(64)
+    engine = Engine(model, cache)
+    first, second = engine.submit(kept([1] * 10, 6)), engine.submit(kept([2] * 10, 6))
+    assert len(run(engine)) == 12
+    third = engine.submit(Request(prompt=(3,) * 10, max_new_tokens=30))
+    assert len(run(engine)) == 30
+    assert cache.free_tokens == 48, "one is kept still"
+    engine.resume(second, kept([2] * 12, 2))
+    run(engine)
+    assert engine.num_cached(second) == 10
+    engine.resume(first, kept([1] * 12, 20))
+    run(engine)
+    assert engine.num_cached(first) == 0
+    engine.resume(first, kept([1] * 12, 50))  # more than the second leaves
+    assert len(run(engine)) == 50
+    assert engine.num_cached(first) == 11
+    with pytest.raises(CacheFull, match="12 tokens and 60 new ones"):
+        engine.resume(first, kept([1] * 12, 60))
+    assert third == 2
+    engine.cancel(first)
+    engine.cancel(second)
+    assert cache.free_tokens == 64
+
+
+@pytest.mark.parametrize(
+    ("lengths", "cached"),
+    [
+        (TextLengths(64), [4, 9, 14]),
+        (TextLengths(64, boundary=12), [4, 0, 14]),
+        (TextLengths(64, boundary=12, grows=True), [4, 0, 0]),
+    ],
+    ids=["fixed", "longrope", "dynamic"],
+)
+def test_keys_of_other_angles_are_not_resumed_from(lengths: TextLengths, cached: list[int]) -> None:
+    """Prompts of 8, 13 and 18 tokens, after texts of 5, 10 and 15."""
+    engine = Engine(
+        Model(forgets=True),
+        KeyValueCache(64),
+        restarts_above=lengths.restarts_above,
+        have_same_keys=lengths.have_same_keys,
+    )
+    number = engine.submit(kept([1] * 4, 1))
+    text = [1] * 4 + [one.token for one in run(engine)]
+    for expected in cached:
+        engine.resume(number, kept([*text, 2, 2, 2], 2))
+        text = [*text, 2, 2, 2, *(one.token for one in run(engine))]
+        assert engine.num_cached(number) == expected
 
 
 def test_the_first_to_ask_is_served_first_when_pages_are_short() -> None:

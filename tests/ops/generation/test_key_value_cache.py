@@ -12,7 +12,7 @@ from ascend_run.ops.generation.key_value_cache import CacheFull, KeyValueCache
 from ascend_run.ops.generation.step import Chunk, Step, StepPart
 
 G, D, E, PAGE, PAGES, LAYERS = 2, 3, 5, 4, 9, 2
-ACTION = st.tuples(st.sampled_from("raaakf"), st.integers(0, 4), st.integers(1, 13))
+ACTION = st.tuples(st.sampled_from("raaakfgt"), st.integers(0, 4), st.integers(1, 13))
 
 
 def poison(cache: KeyValueCache) -> None:
@@ -33,7 +33,7 @@ def test_a_sequence_reads_its_own_tokens_in_order(actions: list[tuple[str, int, 
 
 def test_a_sequence_reads_its_own_tokens_after_many_actions() -> None:
     draw = random.Random(0)
-    check([(draw.choice("raaakf"), draw.randrange(5), draw.randint(1, 13)) for _ in range(600)])
+    check([(draw.choice("raaakfgt"), draw.randrange(5), draw.randint(1, 13)) for _ in range(600)])
 
 
 def check(actions: list[tuple[str, int, int]]) -> None:
@@ -61,6 +61,20 @@ def check(actions: list[tuple[str, int, int]]) -> None:
             own = [object() for _ in pages[sequence][full:]]
             pages[child] = [*pages[sequence][:full], *own]
             stored[child] = [[*layer] for layer in stored[sequence]]
+        elif action == "g" and sequence in pages:
+            missing = -(-2 * count // PAGE) - len(pages[sequence])
+            if missing * PAGE > cache.free_tokens:
+                with pytest.raises(CacheFull):
+                    cache.grow(sequence, 2 * count)
+                continue
+            cache.grow(sequence, 2 * count)
+            pages[sequence] += [object() for _ in range(missing)]
+        elif action == "t" and sequence in pages:
+            others = [owned for name, owned in pages.items() if name != sequence]
+            if {*pages[sequence]} & {page for owned in others for page in owned}:
+                continue  # a fork reads them
+            cache.forget(sequence, count)
+            stored[sequence] = [first(layer, count) for layer in stored[sequence]]
         elif action == "f" and sequence in pages:
             cache.release(sequence)
             del pages[sequence], stored[sequence]
@@ -81,6 +95,16 @@ def check(actions: list[tuple[str, int, int]]) -> None:
         assert cache.free_tokens == (PAGES - used) * PAGE
         written = len(cache._pools)
         assert cache.num_bytes == used * PAGE * written * G * (D + E) * 4
+
+
+def first(
+    layer: list[tuple[torch.Tensor, torch.Tensor]], count: int
+) -> list[tuple[torch.Tensor, torch.Tensor]]:
+    """The first tokens of those that were stored one after the other."""
+    if not layer:
+        return []
+    k, v = (torch.cat(held)[:count] for held in zip(*layer, strict=True))
+    return [(k, v)]
 
 
 @pytest.mark.parametrize("num_stored", [0, 3, 4, 6, 8])
@@ -133,6 +157,20 @@ def test_the_first_run_that_is_long_enough_is_taken() -> None:
         cache.release(sequence)
     cache.reserve(7, 24)
     assert cache.pages._runs[7] == [(2, 8)]
+
+
+def test_pages_grow_where_they_are_adjacent() -> None:
+    cache = KeyValueCache(40, 4)
+    cache.reserve(0, 9)
+    cache.grow(0, 13)
+    cache.grow(0, 5)
+    assert cache.pages._runs[0] == [(0, 4)]
+    cache.reserve(1, 4)
+    cache.grow(0, 20)
+    assert cache.pages._runs[0] == [(0, 4), (5, 6)]
+    with pytest.raises(CacheFull):
+        cache.grow(0, 37)
+    assert cache.free_tokens == 16
 
 
 def test_the_message_has_the_tokens_asked_for_and_those_free() -> None:

@@ -49,6 +49,22 @@ def test_each_token_has_its_position_in_a_text_of_its_length(
     assert calls == num_calls
 
 
+@pytest.mark.parametrize(
+    ("lengths", "same"),
+    [
+        (TextLengths(64), [True, True, True, True, True]),
+        (TextLengths(64, boundary=16), [True, False, True, False, True]),
+        (TextLengths(64, boundary=16, grows=True), [True, False, False, False, False]),
+    ],
+    ids=["fixed", "longrope", "dynamic"],
+)
+def test_texts_with_the_same_angles_have_the_same_keys(
+    lengths: TextLengths, same: list[bool]
+) -> None:
+    pairs = [(3, 16), (16, 17), (17, 40), (17, 16), (20, 20)]
+    assert [lengths.have_same_keys(*pair) for pair in pairs] == same
+
+
 def test_only_longrope_starts_texts_again() -> None:
     assert TextLengths(64).restarts_above is None
     assert TextLengths(64, boundary=16).restarts_above == 16

@@ -78,3 +78,22 @@ def cancelled_on_ranks(folder: str, options: ModelOptions) -> tuple[list[int], l
             engine.submit(Request(prompt=(7, 8, 9), max_new_tokens=6))
             alone = [one.token for _ in range(6) for one in engine.step()]
             return [one.token for one in after], alone
+
+
+def resumed_on_ranks(folder: str, options: ModelOptions) -> tuple[list[int], list[int]] | None:
+    """Return the tokens of a sequence that is resumed, with more pages, and those of a new one."""
+    with rank_environment():
+        if dist.get_rank() > 0:
+            follow_model(Path(folder), SourceOptions(), torch.float64, options)
+            return None
+        with loaded_model(Path(folder), SourceOptions(), torch.float64, options) as model:
+            engine = model.engine(64)
+            first = engine.submit(Request(prompt=(5,) * 9, max_new_tokens=4, is_kept=True))
+            text = [5] * 9 + [one.token for _ in range(4) for one in engine.step()]
+            request = Request(prompt=(*text[:11], 7, 8), max_new_tokens=9, is_kept=True)
+            engine.resume(first, request)
+            after = [one.token for _ in range(9) for one in engine.step()]
+            assert engine.num_cached(first) == 11
+            engine = model.engine(64)
+            engine.submit(request)
+            return after, [one.token for _ in range(9) for one in engine.step()]

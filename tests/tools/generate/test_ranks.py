@@ -13,7 +13,7 @@ from ascend_run.tools.generate.model_options import ModelOptions
 from tests.plugins.models.cases import BY_NAME
 from tests.plugins.models.published import publish
 
-from .rank_jobs import cancelled_on_ranks, found_by, on_ranks
+from .rank_jobs import cancelled_on_ranks, found_by, on_ranks, resumed_on_ranks
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*tp_group is None:DeprecationWarning")
 
@@ -74,4 +74,12 @@ def test_a_cancelled_sequence_frees_its_pages_on_all_ranks(
 ) -> None:
     folder = written(tmp_path, "llama")
     (after, alone), _ = gloo_pool.run(cancelled_on_ranks, 2, folder, ModelOptions(tp=2))
+    assert after == alone
+
+
+def test_a_resumed_sequence_has_its_tokens_on_all_ranks(
+    gloo_pool: GlooPool, tmp_path: Path
+) -> None:
+    folder = written(tmp_path, "llama")
+    (after, alone), _ = gloo_pool.run(resumed_on_ranks, 2, folder, ModelOptions(tp=2))
     assert after == alone

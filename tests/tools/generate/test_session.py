@@ -2,6 +2,7 @@
 
 from pathlib import Path
 
+import attrs
 import pytest
 import torch
 from torch import Tensor
@@ -88,6 +89,32 @@ def test_a_stop_word_that_is_a_special_token_ends_by_its_id(cache: KeyValueCache
     for piece in run(one):
         texts[piece.emitted.sequence] += piece.text
     assert texts == {stopped: "ab", other: "abcd"}
+
+
+def test_an_ended_sequence_gives_what_was_withheld_and_is_resumed(cache: KeyValueCache) -> None:
+    one, _ = session(cache, "it is a fox")
+    number = one.submit(attrs.evolve(ask(0, 11), is_kept=True), ["fox"])
+    assert "".join(one.step()[0].text for _ in range(10)) == "it is a "
+    assert one.end(number) == "fo"
+    assert (one.end(number), one.is_idle) == ("", True)
+    request = Request(prompt=(0, *ids("it is a f")), max_new_tokens=2, is_kept=True)
+    one.resume(number, request, ["?"])
+    assert [piece.text for piece in run(one)] == ["o", "x"]
+    assert one.num_cached(number) == 9
+    one.cancel(number)
+    assert cache.free_tokens == CACHE_TOKENS
+
+
+def test_a_stop_word_keeps_the_tokens_of_a_request_that_wants_it(cache: KeyValueCache) -> None:
+    one, _ = session(cache, "a fox is here")
+    number = one.submit(attrs.evolve(ask(0, 13), is_kept=True), ["fox"])
+    run(one)
+    assert cache.free_tokens == CACHE_TOKENS - 16
+    one.resume(number, attrs.evolve(ask(0, 2), is_kept=True))
+    run(one)
+    assert one.num_cached(number) == 0, "the last token of a prompt is computed"
+    one.cancel(number)
+    assert cache.free_tokens == CACHE_TOKENS
 
 
 def test_a_cancelled_sequence_gives_no_more(cache: KeyValueCache) -> None:
