@@ -26,6 +26,8 @@ class ChatOptions:
     date: str | None = None
     vocab_size: int | None = None
     """``model.vocab_size`` of the run, if there is one."""
+    tools: bool = False
+    """Whether the template is to render tools."""
     tokenizer_option: str
     template_option: str
     date_option: str
@@ -59,7 +61,11 @@ def open_chat(options: ChatOptions) -> tuple[ChatTokenizer, ChatTemplate]:
         problems.append(str(error))
     try:
         source, name = template_source(
-            options.template, folder, tokenizer_config, options.template_option
+            options.template,
+            folder,
+            tokenizer_config,
+            options.template_option,
+            tools=options.tools,
         )
         template = ChatTemplate(
             source=source,

@@ -94,6 +94,8 @@ def template_source(
     folder: Path,
     tokenizer_config: Mapping[str, object],
     option: str = "plugins.sft.template",
+    *,
+    tools: bool = False,
 ) -> tuple[str, str]:
     """Return the text of the template that a run uses, and where it comes from.
 
@@ -101,6 +103,7 @@ def template_source(
         choice: What the user chose.
         folder: The tokenizer's folder.
         option: The option that chooses, for error messages.
+        tools: Whether it is to render tools.
 
     Raises:
         ValueError: There is no template; the message says what to do.
@@ -122,9 +125,9 @@ def template_source(
         return own.read_text(encoding="utf-8"), str(own)
     stored = tokenizer_config.get("chat_template")
     if isinstance(stored, list):
-        # Several templates, by name; the others are for tools or retrieval.
+        # Several templates, by name; the others are for retrieval.
         by_name = {entry.get("name"): entry.get("template") for entry in stored}
-        stored = by_name.get("default")
+        stored = (by_name.get("tool_use") if tools else None) or by_name.get("default")
     if not isinstance(stored, str):
         raise ValueError(
             f"{folder} has no chat template, neither in tokenizer_config.json nor in "

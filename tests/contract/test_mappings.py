@@ -13,8 +13,8 @@ import ascend_run
 
 PACKAGE: Final = Path(ascend_run.__file__).parent
 TOOLS: Final = (
-    *("bisect", "diff", "evaluate", "generate", "new_plugin", "pages", "plan", "plugins"),
-    *("preprocess", "preset", "report", "serve", "terminal", "verify"),
+    *("bisect", "chat", "diff", "evaluate", "generate", "new_plugin", "pages", "plan"),
+    *("plugins", "preprocess", "preset", "report", "serve", "terminal", "verify"),
 )
 ROOMS: Final = (
     *("types", "plugin_api", "families", "registry", "text", "prepare", "core", "launch"),
@@ -122,6 +122,7 @@ READ: Final[dict[str, dict[str, set[str]]]] = {
         },
     },
     "records of data, and messages, which templates read": {
+        "text/answered_calls.py": {"call", "call['function']"},
         "text/encoder.py": {"answer"},
         "text/handlers/belle.py": {"message", "messages[-1]"},
         "text/handlers/loading.py": {"values"},
@@ -135,6 +136,10 @@ READ: Final[dict[str, dict[str, set[str]]]] = {
         "text/tool_calls.py": {"call", "message"},
         "text/turn_weights.py": {"message"},
         "text/turns.py": {"message"},
+        "tools/chat/conversation.py": {"call", "call['function']", "message", "turn[answer]"},
+        "tools/chat/opening.py": {"function", "tool"},
+        "tools/chat/printing.py": {"call", "call['function']"},
+        "tools/chat/prompts.py": {"message"},
         # and rows of benchmarks, in their public formats
         "tools/evaluate/tasks/agieval.py": {"record"},
         "tools/evaluate/tasks/bbh.py": {"content"},

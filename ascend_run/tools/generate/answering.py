@@ -55,6 +55,10 @@ class TokenLogprob:
     logprob: float
 
 
+Logprobs = tuple[tuple[TokenLogprob, tuple[TokenLogprob, ...]], ...]
+"""Of each new token, with those of the most probable ones."""
+
+
 @attrs.frozen(kw_only=True)
 class Answer:
     """What follows one prompt."""
@@ -66,8 +70,8 @@ class Answer:
     """The new ids, with the one that ended the text."""
     finish: Finish
     prompt_tokens: int
-    logprobs: tuple[tuple[TokenLogprob, tuple[TokenLogprob, ...]], ...] | None = None
-    """Of each new token, with the most probable ones; None: not asked for."""
+    logprobs: Logprobs | None = None
+    """None: not asked for."""
 
     score: float | None = None
     """Of a search: its log-probability by the length penalty."""
@@ -108,7 +112,7 @@ def answers(question: Question, on_text: OnText = lambda index, text: None) -> I
                 prompt=ids,
                 max_new_tokens=min(question.max_new_tokens, longest - len(ids)),
                 end_ids=texts.end_ids,
-                sampling=_sampling_of(question.sampling, index),
+                sampling=sampling_of(question.sampling, index),
             )
             for index, ids in enumerate(prompts)
             if 0 < len(ids) < longest
@@ -168,7 +172,7 @@ def _chosen(
             num_done += 1
 
 
-def _sampling_of(sampling: Sampling, index: int) -> Sampling:
+def sampling_of(sampling: Sampling, index: int) -> Sampling:
     """Return the sampling of one of several prompts: equal prompts get draws of their own."""
     digest = hashlib.sha256(f"{sampling.seed} {index}".encode()).digest()
     return attrs.evolve(sampling, seed=int.from_bytes(digest[:8], "big") >> 1)
@@ -183,22 +187,26 @@ def _cache_tokens(requests: Sequence[Request]) -> int:
 
 def _answer(one: _Open, texts: Texts) -> Answer:
     assert one.finish is not None
-    logprobs = None
-    if one.emitted[0].logprob is not None:
-        logprobs = tuple(
-            (
-                _token_logprob(texts, emitted.token, emitted.logprob or 0.0),
-                tuple(_token_logprob(texts, *pair) for pair in emitted.top),
-            )
-            for emitted in one.emitted
-        )
     return Answer(
         prompt=one.prompt,
         text=one.text,
         ids=tuple(emitted.token for emitted in one.emitted),
         finish=one.finish,
         prompt_tokens=one.prompt_tokens,
-        logprobs=logprobs,
+        logprobs=token_logprobs(one.emitted, texts),
+    )
+
+
+def token_logprobs(emitted: Sequence[Emitted], texts: Texts) -> Logprobs | None:
+    """Return the log-probabilities of new tokens, if they were asked for."""
+    if not emitted or emitted[0].logprob is None:
+        return None
+    return tuple(
+        (
+            _token_logprob(texts, one.token, one.logprob or 0.0),
+            tuple(_token_logprob(texts, *pair) for pair in one.top),
+        )
+        for one in emitted
     )
 
 

@@ -58,16 +58,17 @@ dtype_option: Final = click.option(
     type=click.Choice(("fp32", "bf16", "fp64")),
     help="Compute in this; default: fp32, or fp64 of such weights.",
 )
+rope_length_option: Final = click.option(
+    "--rope-length",
+    type=click.IntRange(min=1),
+    metavar="N",
+    help="For RoPE scalings by the length of a text (dynamic, longrope): give all texts the "
+    "angles of one of N tokens, which is then the longest; default: each text its own.",
+)
 
 _FIELDS: Final = tuple(attribute.name for attribute in attrs.fields(ModelOptions))
 _OPTIONS: Final = (
-    click.option(
-        "--rope-length",
-        type=click.IntRange(min=1),
-        metavar="N",
-        help="For RoPE scalings by the length of a text (dynamic, longrope): give all texts the "
-        "angles of one of N tokens, which is then the longest; default: each text its own.",
-    ),
+    rope_length_option,
     click.option(
         "--tp",
         type=click.IntRange(min=1),

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 if TYPE_CHECKING:
-    from .answering import Answer, TokenLogprob
+    from .answering import Answer, Logprobs, TokenLogprob
 
 
 class TextPrinter:
@@ -48,13 +48,15 @@ def as_record(answer: Answer) -> str:
         "new_tokens": answer.new_tokens,
     }
     if answer.logprobs is not None:
-        record["logprobs"] = [
-            {**_fields(one), "top": [_fields(other) for other in top]}
-            for one, top in answer.logprobs
-        ]
+        record["logprobs"] = logprob_records(answer.logprobs)
     if answer.score is not None:
         record["score"] = answer.score
     return json.dumps(record, ensure_ascii=False)
+
+
+def logprob_records(logprobs: Logprobs) -> list[dict[str, Any]]:
+    """Return log-probabilities as JSON values."""
+    return [{**_fields(one), "top": [_fields(other) for other in top]} for one, top in logprobs]
 
 
 def _fields(one: TokenLogprob) -> dict[str, Any]:

@@ -9,6 +9,7 @@ import attrs
 
 from ascend_run.ops.generation.engine import Request
 from ascend_run.text.templates import ChatTemplate, TemplateRefusal
+from ascend_run.tools.generate.chat_texts import chat_ids
 from ascend_run.tools.generate.texts import Texts
 
 from .asked import Asked, Message
@@ -85,14 +86,12 @@ class ServedModel:
                 param="messages",
             )
         try:
-            text = self.template.render(messages, prompt=True)
+            return chat_ids(self.texts, self.template, messages)
         except TemplateRefusal as problem:
             raise ApiError(
                 f"the chat template of the model refuses the messages: {problem}",
                 param="messages",
             ) from None
-        # The template spells the special tokens that the tokenizer would add.
-        return tuple(self.texts.tokenizer.backend.encode(text, add_special_tokens=False).ids)
 
     def _max_new_tokens(self, ids: Sequence[int], asked: Asked, limits: Limits) -> int:
         """
