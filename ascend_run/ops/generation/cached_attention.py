@@ -57,14 +57,24 @@ class CachedForward:
 
 
 class CachedAttention(AttentionKernel[Any]):
-    """Attends to cached keys while a step runs; otherwise it is the kernel inside it."""
+    """Attends to cached keys while a step runs; otherwise it is the kernel inside it.
+
+    Args:
+        step_kernel: Computes steps in place of the inner kernel, which may expect a shard of the
+            sequence on each rank.
+    """
 
     def __init__(
-        self, inner: AttentionKernel[Any], layer_index: int, forward: CachedForward
+        self,
+        inner: AttentionKernel[Any],
+        layer_index: int,
+        forward: CachedForward,
+        step_kernel: AttentionKernel[Any] | None = None,
     ) -> None:
         self.inner, self.layer_index, self.state = inner, layer_index, forward
         self.features, self.backward_reads = inner.features, inner.backward_reads
-        self._reads_pages = inner.features.cached
+        self._step_kernel = step_kernel or inner
+        self._reads_pages = self._step_kernel.features.cached
 
     def forward(self, q: Tensor, k: Tensor, v: Tensor, spec: AttentionSpec) -> AttentionResult[Any]:
         """With a step: [T, 1, N, D], [T, 1, G, D], [T, 1, G, E] -> out [T, 1, N, E], and no lse.
@@ -97,13 +107,15 @@ class CachedAttention(AttentionKernel[Any]):
         assert cache is not None
         if self._reads_pages:
             keys = self.state.write(self.layer_index, k, v)
-            return cast("CachedAttentionKernel[Any]", self.inner).forward_cached(q, keys, spec)
+            return cast("CachedAttentionKernel[Any]", self._step_kernel).forward_cached(
+                q, keys, spec
+            )
         found = []
         for part in step.parts:
             keys_LGD, values_LGE = cache.append(self.layer_index, part, k[part.rows], v[part.rows])
             one = attrs.evolve(spec, mask=attrs.evolve(spec.mask, query_start=part.start))
             arguments = (q[part.rows, None], keys_LGD[:, None], values_LGE[:, None], one)
-            found.append(self.inner.forward(*arguments).out.squeeze(1))
+            found.append(self._step_kernel.forward(*arguments).out.squeeze(1))
         return torch.cat(found)
 
     def backward(self, *arguments: Any, **options: Any) -> tuple[Tensor, ...]:

@@ -34,6 +34,12 @@ class Request:
         return len(self.prompt) + self.max_new_tokens - 1
 
 
+def cache_tokens(requests: Sequence[Request], max_sequences: int, page_size: int = 16) -> int:
+    """Return the tokens of the longest requests that can run together, in whole pages."""
+    longest = sorted((request.num_stored for request in requests), reverse=True)
+    return sum(-(-tokens // page_size) * page_size for tokens in longest[:max_sequences])
+
+
 class Finish(StrEnum):
     """Why a sequence ended, in the words of OpenAI's API."""
 

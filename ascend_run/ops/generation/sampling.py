@@ -7,6 +7,7 @@ et al. 2020, arXiv:1904.09751), min-p (Nguyen et al. 2024, arXiv:2407.01082).
 
 from __future__ import annotations
 
+import hashlib
 import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final
@@ -62,6 +63,11 @@ class Sampling:
     def __attrs_post_init__(self) -> None:
         if problems := sampling_problems(attrs.asdict(self)):
             raise ValueError(", ".join(f"{name}: {text}" for name, text in problems.items()))
+
+    def of_prompt(self, index: int) -> Sampling:
+        """Return the sampling of one of several prompts: equal prompts get draws of their own."""
+        digest = hashlib.sha256(f"{self.seed} {index}".encode()).digest()
+        return attrs.evolve(self, seed=int.from_bytes(digest[:8], "big") >> 1)
 
 
 @attrs.frozen

@@ -10,7 +10,6 @@ import attrs
 from ascend_run.ops.generation.engine import Emitted, Request
 from ascend_run.ops.generation.sampling import Sampling
 from ascend_run.text.answered_calls import TextBeforeCalls, calls_of_answer
-from ascend_run.tools.generate.answering import sampling_of
 from ascend_run.tools.generate.session import Session
 
 from .conversation import Conversation, Message
@@ -93,7 +92,7 @@ class Chat:
             prompt=prompt.ids,
             max_new_tokens=min(self._settings.max_new_tokens, left),
             end_ids=self._prompts.chat.texts.end_ids,
-            sampling=sampling_of(self._settings.sampling, self._num_answers),
+            sampling=self._settings.sampling.of_prompt(self._num_answers),
             is_kept=True,
         )
         self._num_answers += 1

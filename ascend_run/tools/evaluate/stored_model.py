@@ -8,7 +8,7 @@ from typing import Final
 
 import attrs
 
-from ascend_run.ops.generation.engine import Request
+from ascend_run.ops.generation.engine import Request, cache_tokens
 from ascend_run.plugin_api import ConfigError
 from ascend_run.text.opening import ChatOptions, open_chat
 from ascend_run.text.templates import ChatTemplate
@@ -20,7 +20,6 @@ from .prompts import Prompt
 from .row_scores import Row, row_scores
 
 _MAX_SEQUENCES: Final = 16
-_PAGE: Final = 16
 _PAIRS: Final = 256
 """Whose ids are held at a time."""
 
@@ -78,8 +77,8 @@ class StoredModel:
             )
             for prompt in prompts
         ]
-        stored = sorted((-(-one.num_stored // _PAGE) * _PAGE for one in requests), reverse=True)
-        engine = self.model.engine(sum(stored[:_MAX_SEQUENCES]), max_sequences=_MAX_SEQUENCES)
+        num_tokens = cache_tokens(requests, _MAX_SEQUENCES)
+        engine = self.model.engine(num_tokens, max_sequences=_MAX_SEQUENCES)
         session = Session(engine, self.texts)
         numbers = [session.submit(one, stop) for one in requests]
         found, ended = dict.fromkeys(numbers, ""), set[int]()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
@@ -10,7 +9,7 @@ import attrs
 import torch
 
 from ascend_run.ops.generation.beams import BeamSearch
-from ascend_run.ops.generation.engine import Emitted, Finish, Request
+from ascend_run.ops.generation.engine import Emitted, Finish, Request, cache_tokens
 from ascend_run.ops.generation.sampling import Sampling
 from ascend_run.plugin_api.errors import ConfigError
 from ascend_run.tools.convert.formats.run_checkpoints import CheckpointSource
@@ -112,19 +111,19 @@ def answers(question: Question, on_text: OnText = lambda index, text: None) -> I
                 prompt=ids,
                 max_new_tokens=min(question.max_new_tokens, longest - len(ids)),
                 end_ids=texts.end_ids,
-                sampling=sampling_of(question.sampling, index),
+                sampling=question.sampling.of_prompt(index),
             )
             for index, ids in enumerate(prompts)
             if 0 < len(ids) < longest
         ]
 
-    def cache_tokens(longest: int) -> int:
+    def needed_tokens(longest: int) -> int:
         if question.search is not None:
             return searched_tokens(requests(longest), question.search)
-        return _cache_tokens(requests(longest))
+        return cache_tokens(requests(longest), _MAX_SEQUENCES)
 
     with loaded_model(
-        question.model, question.options, dtype, question.model_options, cache_tokens
+        question.model, question.options, dtype, question.model_options, needed_tokens
     ) as model:
         _require_answerable(prompts, model)
         asked = requests(model.max_length)
@@ -153,7 +152,8 @@ def _chosen(
     on_text: OnText,
 ) -> Iterator[Answer]:
     """Answer token by token."""
-    session = Session(model.engine(_cache_tokens(requests), max_sequences=_MAX_SEQUENCES), texts)
+    num_tokens = cache_tokens(requests, _MAX_SEQUENCES)
+    session = Session(model.engine(num_tokens, max_sequences=_MAX_SEQUENCES), texts)
     numbers = {session.submit(one, question.stop): at for at, one in enumerate(requests)}
     opened = [
         _Open(prompt, len(request.prompt))
@@ -170,19 +170,6 @@ def _chosen(
         while num_done < len(opened) and opened[num_done].finish is not None:
             yield _answer(opened[num_done], texts)
             num_done += 1
-
-
-def sampling_of(sampling: Sampling, index: int) -> Sampling:
-    """Return the sampling of one of several prompts: equal prompts get draws of their own."""
-    digest = hashlib.sha256(f"{sampling.seed} {index}".encode()).digest()
-    return attrs.evolve(sampling, seed=int.from_bytes(digest[:8], "big") >> 1)
-
-
-def _cache_tokens(requests: Sequence[Request]) -> int:
-    """Return the tokens of the longest requests that can run together, in whole pages."""
-    longest = sorted((request.num_stored for request in requests), reverse=True)
-    page_size = 16
-    return sum(-(-tokens // page_size) * page_size for tokens in longest[:_MAX_SEQUENCES])
 
 
 def _answer(one: _Open, texts: Texts) -> Answer:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ascend_run.ops.generation.positions import TextLengths
+from ascend_run.ops.generation.text_lengths import TextLengths
 from ascend_run.plugin_api.errors import ConfigError
 from ascend_run.types.config import RunConfig
 
@@ -19,24 +19,18 @@ def text_lengths(config: RunConfig, rope_length: int | None) -> TextLengths:
     Raises:
         ConfigError: The length changes no angle of this model, or has no positions.
     """
+    if rope_length is None:
+        return TextLengths.of_model(config)
     model = config.model
     longest: int = model.max_position_embeddings or config.data.seq_length
     kind = model.rope_scaling_type
     if kind not in ("dynamic", "longrope"):
-        if rope_length is not None:
-            raise ConfigError(
-                f"--rope-length {rope_length}: it goes with the RoPE scalings dynamic and "
-                f"longrope, and this model has {kind or 'none'}; leave it out"
-            )
-        return TextLengths(longest)
-    if rope_length is not None:
-        if kind == "longrope" and rope_length > longest:
-            raise ConfigError(
-                f"--rope-length {rope_length}: expected at most {longest}, the model's longest text"
-            )
-        return TextLengths(rope_length)
-    if kind == "dynamic":
-        return TextLengths(int(longest * model.rope_scaling_factor), boundary=longest, grows=True)
-    return TextLengths(
-        longest, boundary=model.rope_scaling_original_max_position_embeddings or longest
-    )
+        raise ConfigError(
+            f"--rope-length {rope_length}: it goes with the RoPE scalings dynamic and "
+            f"longrope, and this model has {kind or 'none'}; leave it out"
+        )
+    if kind == "longrope" and rope_length > longest:
+        raise ConfigError(
+            f"--rope-length {rope_length}: expected at most {longest}, the model's longest text"
+        )
+    return TextLengths(rope_length)

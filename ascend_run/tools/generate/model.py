@@ -13,8 +13,9 @@ from torch import Tensor
 from ascend_run.ops.generation.cached_attention import CachedForward
 from ascend_run.ops.generation.engine import Engine
 from ascend_run.ops.generation.key_value_cache import KeyValueCache
-from ascend_run.ops.generation.positions import RotaryPositions, TextLengths
+from ascend_run.ops.generation.positions import RotaryPositions
 from ascend_run.ops.generation.step import Step
+from ascend_run.ops.generation.text_lengths import TextLengths
 from ascend_run.plugin_api.errors import ConfigError
 from ascend_run.tools.convert.building import built_bundle, compute_dtype
 from ascend_run.tools.convert.formats.model_source import ModelSource

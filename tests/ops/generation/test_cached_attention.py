@@ -8,6 +8,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from ascend_run.ops.attention.block_attention import BlockAttention
 from ascend_run.ops.generation.cached_attention import (
     CachedAttention,
     CachedForward,
@@ -58,10 +59,10 @@ class _OfSequences(FusedCpuAttention):
     features = AttentionFeatures.all_but()
 
 
-@pytest.mark.parametrize("inner", [FusedCpuAttention, _OfSequences])
+@pytest.mark.parametrize("inner", [FusedCpuAttention, _OfSequences, BlockAttention])
 @pytest.mark.parametrize("kind", SPECS)
 def test_chunks_of_two_sequences_attend_as_each_whole(
-    kind: str, inner: type[FusedCpuAttention]
+    kind: str, inner: type[FusedCpuAttention] | type[BlockAttention]
 ) -> None:
     torch.manual_seed(0)
     draw = random.Random(1)
@@ -112,6 +113,41 @@ def test_without_a_step_it_is_the_kernel_inside() -> None:
         one.backward(torch.ones_like(want.out), q, k, v, *want, spec) for one in (kernel, inner)
     ]
     assert all(map(torch.equal, *gradients))
+
+
+@pytest.mark.parametrize("kind", SPECS)
+def test_a_kernel_of_blocks_has_the_gradients_of_the_platform(kind: str) -> None:
+    torch.manual_seed(0)
+    options: dict[str, Any] = SPECS[kind]
+    spec = AttentionSpec(scale=0.4, **options)
+    q, k, v = (x[:, None] for x in tensors(7))
+    dout = torch.randn(7, 1, N, E, dtype=torch.float64)
+    (got, mine), (want, other) = (
+        (result, kernel.backward(dout, q, k, v, *result, spec))
+        for kernel in (BlockAttention(), FusedCpuAttention())
+        for result in [kernel.forward(q, k, v, spec)]
+    )
+    torch.testing.assert_close((got.out, got.lse), (want.out, want.lse), rtol=0, atol=1e-12)
+    torch.testing.assert_close(mine, other, rtol=0, atol=1e-12)
+
+
+def test_steps_may_be_of_another_kernel() -> None:
+    """One that a rank has for itself, beside one that expects a shard of the sequence."""
+
+    class OfShards(FusedCpuAttention):
+        def forward(self, *arguments: Any) -> Any:
+            raise AssertionError("it was called in a step")
+
+        forward_cached = forward
+
+    state = CachedForward(KeyValueCache(16))
+    assert state.cache is not None
+    state.cache.reserve(0, 3)
+    kernel = CachedAttention(OfShards(), 0, state, BlockAttention())
+    data, spec = tensors(3), AttentionSpec(scale=0.4)
+    with state.running(Step.of([Chunk(sequence=0, start=0, ids=[0] * 3, num_logits=0)])):
+        out = kernel.forward(*(x[:, None] for x in data), spec).out[:, 0]
+    torch.testing.assert_close(out, softmax_attention(*data, spec), rtol=0, atol=1e-12)
 
 
 @pytest.mark.parametrize("of_batch", ["bias", "documents"])

@@ -4,8 +4,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from ascend_run.ops.generation.positions import RotaryPositions, TextLengths
+from ascend_run.ops.generation.positions import RotaryPositions
 from ascend_run.ops.generation.step import Chunk, Step
+from ascend_run.ops.generation.text_lengths import TextLengths
 
 
 class Tables:
