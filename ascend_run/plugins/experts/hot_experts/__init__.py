@@ -127,8 +127,8 @@ class HotExperts:
             return None
         from ascend_run.ops.experts.hot_dispatcher import HotDispatcher
 
-        number, seen = self.config.num_experts, self._choices.append
-        return lambda inner: HotDispatcher(inner, number, seen)
+        number = self.config.num_experts
+        return lambda inner: HotDispatcher(inner, number, self._see)
 
     @hookimpl
     def ascend_moe_layer(
@@ -166,6 +166,13 @@ class HotExperts:
                 unit="experts",
             ),
         ]
+
+    def _see(self, choice: HotChoice) -> None:
+        """Keep a choice of a training step; between steps there may be other forwards."""
+        import torch
+
+        if torch.is_grad_enabled():
+            self._choices.append(choice)
 
     def _readings(self, context: RunContext) -> Mapping[str, float]:
         """Return the means over this rank's forwards of the last step: the rows of the fullest rank
