@@ -13,6 +13,7 @@ CHANGE_NONE: Final = {
     "alibi": "it declares the need of a bias, and the platform answers for its kernel",
     "comm-buffer-auto": "buffers of communicators are the runtime's own memory",
     "ema-adamw": "plan counts the states that its OptimizerSpec declares",
+    "eval-generate": "it writes texts between two steps, where activations are freed",
     "fusion-attention-v2": "both versions of the operator keep and compute the same",
     "gloo-offload": "it works while a checkpoint is written or read, beside the step",
     "memory-fragmentation": "it changes where tensors are allocated, not how many bytes they take",
