@@ -76,6 +76,7 @@ READ: Final[dict[str, dict[str, set[str]]]] = {
         "text/sample_files.py": {"report", "values"},
         "text/sidecar.py": {"values"},
         "tools/bisect/journal.py": {"data"},
+        "tools/evaluate/each_checkpoint.py": {"events[-1]", "read_raw(run / CONFIG_NAME).values"},
         "tools/evaluate/storing.py": {"content", "fields", "record"},
         "tools/pages/fingerprint_file.py": {"event", "record"},
         "tools/pages/run_folder.py": {"event"},

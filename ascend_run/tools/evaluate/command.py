@@ -5,49 +5,30 @@ from __future__ import annotations
 import json
 import time
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 
 from ascend_run.tools.convert.source_options import SourceOptions, source_options
 from ascend_run.tools.generate.model_options import dtype_option, tokenizer_option
 
+from .checkpoint_options import CheckpointChoice, checkpoint_options
+from .data_options import DataChoice, data_options
 from .printing import lines_of
 from .progress import progress_bars
 from .task_options import Asking, task_options
+
+if TYPE_CHECKING:
+    from .each_checkpoint import EachCheckpoint
+    from .evaluating import Evaluation
 
 
 @click.command("evaluate")
 @click.argument("model", type=click.Path(path_type=Path), required=False)
 @click.argument("data", nargs=-1)
-@click.option(
-    "--window",
-    type=click.IntRange(min=1),
-    metavar="N",
-    help="Most tokens before a predicted one; default: the model's longest text.",
-)
-@click.option(
-    "--stride",
-    type=click.IntRange(min=1),
-    metavar="N",
-    help="Predicted tokens of each window but the first; default: the window.",
-)
-@click.option(
-    "--format",
-    type=click.Choice(("auto", "jsonl", "records", "text", "python")),
-    default="auto",
-    show_default=True,
-    help="Format of the files of text; auto: by suffix.",
-)
-@click.option(
-    "--json-key", default="text", show_default=True, help="Key of the text in a JSON record."
-)
-@click.option(
-    "--append-eod/--no-append-eod",
-    default=True,
-    show_default=True,
-    help="Append the end-of-document token to every document.",
-)
+@data_options
 @task_options
+@checkpoint_options
 @tokenizer_option
 @source_options
 @dtype_option
@@ -68,19 +49,16 @@ from .task_options import Asking, task_options
 def command(
     model: Path | None,
     data: tuple[str, ...],
-    window: int | None,
-    stride: int | None,
-    format: str,
-    json_key: str,
-    append_eod: bool,
     tokenizer: Path | None,
     dtype: str | None,
     output: Path | None,
     compare: tuple[Path, Path] | None,
     as_json: bool,
     source_options: SourceOptions,
+    reading: DataChoice,
     tasks: tuple[str, ...],
     asking: Asking,
+    checkpoints: CheckpointChoice,
 ) -> int:
     """Measure perplexity and benchmarks of a stored model.
 
@@ -88,6 +66,7 @@ def command(
     ascend-run evaluate runs/demo data/heldout.jsonl
     ascend-run evaluate /models/llama book.txt data/demo/valid --window 1024 --stride 512 --json
     ascend-run evaluate runs/demo --task mmlu=data/mmlu --task gsm8k=data/gsm8k --output mine
+    ascend-run evaluate runs/demo data/heldout.jsonl --follow
     ascend-run evaluate --compare mine other
 
     MODEL is a run's folder or one of its checkpoints, or a folder of Hugging Face's or Megatron's
@@ -100,10 +79,9 @@ def command(
         return _compare(*compare, as_json=as_json)
     if model is None or not (data or tasks):
         raise click.UsageError("say what to evaluate: MODEL and DATA, or --task NAME=PATH")
+    _require_sensible(checkpoints, source_options, output)
     from .evaluating import Evaluation, evaluated
-    from .perplexity import WindowOptions
     from .storing import require_new, write_results
-    from .token_streams import DataOptions
 
     if output is not None:
         require_new(output)
@@ -113,16 +91,52 @@ def command(
         tokenizer=tokenizer,
         dtype=dtype,
         data=data,
-        reading=DataOptions(format=format, key=json_key, append_eod=append_eod),
-        windows=WindowOptions(window=window, stride=stride),
+        reading=reading.options(),
+        windows=reading.windows(),
         tasks=tasks,
         asking=asking.options(),
     )
+    if checkpoints.is_given:
+        return _evaluate_each(asked, checkpoints.each(), as_json=as_json)
     with progress_bars() as progress:
         results = evaluated(asked, progress)
     if output is not None:
         write_results(results, output, written=time.time())
     click.echo(json.dumps(results.record()) if as_json else "\n".join(lines_of(results)))
+    return 0
+
+
+def _require_sensible(
+    checkpoints: CheckpointChoice, options: SourceOptions, output: Path | None
+) -> None:
+    """
+    Raises:
+        UsageError: Options of several checkpoints and of one are mixed.
+    """
+    if not checkpoints.is_given:
+        if checkpoints.name is not None:
+            raise click.UsageError("--name goes with --every or --follow")
+        return
+    others = {"--step": options.step, "--config": options.config, "--output": output}
+    if given := [option for option, value in others.items() if value is not None]:
+        raise click.UsageError(
+            f"--every and --follow evaluate the checkpoints of a run, with its config, and write "
+            f"to its folder; leave out {', '.join(given)}"
+        )
+
+
+def _evaluate_each(asked: Evaluation, each: EachCheckpoint, *, as_json: bool) -> int:
+    """Evaluate the checkpoints of a run, and print the results of each."""
+    from .each_checkpoint import evaluate_each
+
+    with progress_bars() as progress:
+        for one in evaluate_each(asked, each, progress):
+            if one.results is None:
+                click.echo(f"step {one.step}: removed before it was evaluated", err=True)
+            elif as_json:
+                click.echo(json.dumps({"step": one.step, **one.results.record()}))
+            else:
+                click.echo("\n".join([f"step {one.step}", *lines_of(one.results), ""]))
     return 0
 
 

@@ -17,6 +17,7 @@ from ascend_run.prepare.plan.records import Plan
 from ascend_run.text.dataset_log import DATASET_READ
 
 from .config_rows import ConfigRow, config_rows
+from .evaluations_file import read_evaluations, scores_by_step
 from .fingerprint_file import Entry, read_fingerprints
 from .record_reading import read_plan, read_record, read_table
 from .run_records import (
@@ -49,6 +50,8 @@ class RunData:
     metrics: MetricsHistory = attrs.field(factory=MetricsHistory)
     steps: tuple[StepMetrics, ...] = ()
     """Its metrics, in step order."""
+    evaluations: tuple[StepMetrics, ...] = ()
+    """Scores of its checkpoints by ``ascend-run evaluate``, in step order."""
     events: tuple[RunEvent, ...] = ()
     """Of the metrics, in file order."""
     fingerprint: Entry | None = None
@@ -88,6 +91,7 @@ def read_run(path: Path) -> RunData:
         environment=_environment(path / "environment.json"),
         metrics=metrics,
         steps=tuple(map(StepMetrics.of_line, metrics.records)),
+        evaluations=scores_by_step(read_evaluations(path)),
         events=tuple(read_record(event, RunEvent) for event in metrics.events),
         fingerprint=_last_fingerprint(path, problems),
         warnings=_warnings(log),

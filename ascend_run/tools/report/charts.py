@@ -9,6 +9,7 @@ import attrs
 
 from ascend_run.core.log.json_values import number
 from ascend_run.tools.pages.run_folder import RunData
+from ascend_run.tools.pages.step_metrics import StepMetrics
 
 from .series import LayerLoads, LoadMap, Series, layer_loads, load_map, series_of
 
@@ -27,6 +28,8 @@ class Curve:
     """Whether the curve is smoothed; not useful for schedules."""
     main: bool = False
     """Whether it is drawn first and large."""
+    now_and_then: bool = False
+    """Whether its values are those of some checkpoints, by ``ascend-run evaluate``."""
 
 
 STANDARD: Final = (
@@ -130,17 +133,27 @@ def charts_of(runs: Sequence[RunData]) -> list[Chart]:
     curves += [
         (Curve(id=f"other-{i}", title=m, metrics=((m, m),)), False) for i, m in enumerate(others)
     ]
+    curves += [
+        (Curve(id=f"evaluated-{i}", title=m, metrics=((m, m),), now_and_then=True), False)
+        for i, m in enumerate(
+            sorted({m for run in runs for e in run.evaluations for m in e.values})
+        )
+    ]
     charts = []
     for curve, panel in curves:
         lines = tuple(
             Line(run=i, label=label, metric=metric, series=series)
             for i, run in enumerate(runs)
             for metric, label in curve.metrics
-            if (series := series_of(run.steps, metric)).steps
+            if (series := series_of(_read(run, curve), metric)).steps
         )
         if lines:
             charts.append(Chart(curve=curve, lines=lines, panel=panel))
     return charts
+
+
+def _read(run: RunData, curve: Curve) -> Sequence[StepMetrics]:
+    return run.evaluations if curve.now_and_then else run.steps
 
 
 def heats_of(runs: Sequence[RunData]) -> list[Heat]:
@@ -221,7 +234,7 @@ def _chart(chart: Chart, runs: int) -> Any:
                 "dashed": runs > 1
                 and not single_curve
                 and line.metric != chart.curve.metrics[0][0],
-                "dots": line.metric in _MEASURED_NOW_AND_THEN,
+                "dots": chart.curve.now_and_then or line.metric in _MEASURED_NOW_AND_THEN,
                 **_points(line.series),
             }
             for line in chart.lines
