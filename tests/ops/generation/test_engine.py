@@ -10,9 +10,9 @@ from torch import Tensor
 
 from ascend_run.ops.generation.engine import Emitted, Engine, Finish, Request
 from ascend_run.ops.generation.key_value_cache import CacheFull, KeyValueCache
-from ascend_run.ops.generation.positions import TextLengths
 from ascend_run.ops.generation.sampling import Sampling
 from ascend_run.ops.generation.step import Chunk, Step
+from ascend_run.ops.generation.text_lengths import TextLengths
 
 VOCAB = 97
 

@@ -54,8 +54,8 @@ class Writer:
         ]
 
     def texts(self, context: RunContext) -> list[Text]:
-        """Continue all prompts with the model as it is now; the same on every rank."""
-        (bundle,) = (bundle for bundle in context.models.values() if bundle.trains)
+        """Continue all prompts with the task's first model as it is now; the same on all ranks."""
+        bundle = next(bundle for bundle in context.models.values() if bundle.trains)
         emitted = self._emitted(context, bundle)
         texts = [self._text(*pair) for pair in zip(self._prompts, emitted, strict=True)]
         if context.layout.rank == 0:
