@@ -138,8 +138,8 @@ def _score_changes(a: TaskResult, b: TaskResult, notes: list[str]) -> Iterator[S
         yield _change(a.task, "total", pairs)
 
 
-def _key(one: Judged) -> tuple[str, int, str]:
-    return one.subject, one.number, one.question
+def _key(one: Judged) -> tuple[str, int, str, int]:
+    return one.subject, one.number, one.question, one.sample
 
 
 def _change(task: str, subject: str, pairs: Sequence[tuple[Judged, Judged]]) -> ScoreChange:

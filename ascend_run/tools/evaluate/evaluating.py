@@ -11,7 +11,8 @@ from ascend_run.tools.convert.source_options import SourceOptions
 from ascend_run.tools.generate.answering import DTYPES, model_texts
 from ascend_run.tools.generate.model import loaded_model
 
-from .judging import TaskOptions, loaded_tasks, task_result
+from .asking import TaskOptions
+from .judging import loaded_tasks, task_result
 from .perplexity import WindowOptions, perplexities
 from .progress import Progress
 from .prompts import Form

@@ -2,42 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from enum import StrEnum
+from collections.abc import Sequence
 from pathlib import Path
 
 import attrs
 
 from ascend_run.plugin_api import ConfigError, DataError
 
+from .asking import ScoredBy, TaskOptions
+from .judges import Asked, by_log_probability, by_program, by_text, num_new
 from .progress import Progress
-from .prompts import Form, Prompt, Question, Subject
+from .prompts import Question, Subject
 from .protocol import AnsweringModel
 from .readings import Reading
 from .results import Judged, TaskResult
+from .sandbox import Limits, SandboxError, run_program
 from .tasks import TASKS
 from .tasks.task import Task
-
-
-class ScoredBy(StrEnum):
-    """How the answer of a question with labels is found."""
-
-    LOGPROB = "logprob"  #: The label with the largest log-probability after the prompt.
-    TEXT = "text"  #: The label that the generated text names.
-
-
-@attrs.frozen(kw_only=True)
-class TaskOptions:
-    """How questions are asked."""
-
-    form: Form = Form.DIRECT
-    scored_by: ScoredBy = ScoredBy.LOGPROB
-    num_examples: int | None = None
-    """In each prompt; None: the task's, if the files have so many."""
-    limit: int | None = None
-    """Questions of each subject; None: all."""
-    max_new_tokens: int | None = None
-    """None: the task's."""
 
 
 @attrs.frozen(kw_only=True)
@@ -52,7 +33,7 @@ def loaded_tasks(named: Sequence[str], options: TaskOptions) -> list[LoadedTask]
     """Read benchmarks, each named as ``NAME=PATH``.
 
     Raises:
-        ConfigError: A name is unknown, or comes twice; lists all.
+        ConfigError: A name is unknown, or comes twice; or programs cannot be run; lists all.
         DataError: Files are missing or malformed; lists all problems.
     """
     pairs = [one.partition("=") for one in named]
@@ -63,6 +44,8 @@ def loaded_tasks(named: Sequence[str], options: TaskOptions) -> list[LoadedTask]
         if name not in TASKS or not path
     ]
     problems += [f"--task {name} is given twice" for name in TASKS if names.count(name) > 1]
+    running = [name for name in TASKS if name in names and TASKS[name].program is not None]
+    problems += _program_problems(running, options)
     if problems:
         raise ConfigError("these tasks cannot be evaluated", problems)
     loaded = []
@@ -71,6 +54,34 @@ def loaded_tasks(named: Sequence[str], options: TaskOptions) -> list[LoadedTask]
     if problems:
         raise DataError("these tasks cannot be evaluated", problems)
     return loaded
+
+
+def _program_problems(running: Sequence[str], options: TaskOptions) -> list[str]:
+    """Return why the programs of tasks cannot be run."""
+    if options.programs is None:
+        return [
+            f"--task {name} runs programs that the model writes; allow it with --run-programs: "
+            "each runs in a process of its own, without network, other processes and your files"
+            for name in running
+        ]
+    if not running:
+        return ["--run-programs has no effect: no task has programs; name one, such as humaneval"]
+    try:
+        outcome = run_program("", Limits(seconds=30.0))
+    except (SandboxError, OSError) as error:
+        why = str(error)
+    else:
+        why = "" if outcome.passed else outcome.how
+    if not why:
+        return []
+    names = " and ".join(running)
+    problem = (
+        f"programs of {names} cannot be confined on this machine ({why}), and are never run "
+        "without; allow user namespaces (Linux: sysctl user.max_user_namespaces, and "
+        "kernel.apparmor_restrict_unprivileged_userns=0 where it is there; Docker: "
+        f"--security-opt seccomp=unconfined), or leave {names} out"
+    )
+    return [problem]
 
 
 def _loaded(task: Task, path: Path, options: TaskOptions, problems: list[str]) -> LoadedTask:
@@ -93,17 +104,6 @@ def _loaded(task: Task, path: Path, options: TaskOptions, problems: list[str]) -
     )
 
 
-@attrs.frozen(kw_only=True)
-class _Asked:
-    """A question with its prompt; None: it is too long for the model."""
-
-    subject: Subject
-    question: Question
-    shown: str
-    prompt: Prompt | None
-    num_examples: int
-
-
 def task_result(
     loaded: LoadedTask, model: AnsweringModel, options: TaskOptions, progress: Progress
 ) -> TaskResult:
@@ -111,6 +111,9 @@ def task_result(
 
     A prompt that is too long for the model has fewer examples; without any, a question that is too
     long counts as wrong.
+
+    Raises:
+        ConfigError: A program could not be confined.
     """
     task = loaded.task
     asked = [
@@ -118,96 +121,59 @@ def task_result(
         for subject in loaded.subjects
         for question in subject.questions
     ]
+    programs = options.programs if task.program is not None else None
     chosen: list[int] = []
     generated: list[int] = []
     for number, one in enumerate(asked):
-        if one.prompt is not None:
-            (chosen if _by_label(task, one.question, options) else generated).append(number)
-    judged = {number: _too_long(one) for number, one in enumerate(asked) if one.prompt is None}
+        if one.prompt is not None and _by_label(task, one.question, options):
+            chosen.append(number)
+        elif one.prompt is not None:
+            generated += [number] * (1 if programs is None else programs.samples)
+    judged = {number: [_too_long(one)] for number, one in enumerate(asked) if one.prompt is None}
     num_judged = len(judged)
-    progress(task.name, num_judged, len(asked))
-    for numbers, judge in ((chosen, _by_log_probability), (generated, _by_text)):
+    total = num_judged + len(chosen) + len(generated)
+    progress(task.name, num_judged, total)
+    by_generation = by_text if programs is None else by_program
+    for numbers, judge in ((chosen, by_log_probability), (generated, by_generation)):
         found = judge(task, [asked[number] for number in numbers], model, options)
         for number, result in zip(numbers, found, strict=True):
-            judged[number] = result
+            samples = judged.setdefault(number, [])
+            samples.append(attrs.evolve(result, sample=len(samples) + 1))
             num_judged += 1
-            progress(task.name, num_judged, len(asked))
+            progress(task.name, num_judged, total)
     return TaskResult(
         task=task.name,
         form=options.form,
-        scored_by=options.scored_by if chosen else ScoredBy.TEXT,
-        judged=tuple(judged[number] for number in range(len(asked))),
+        scored_by=_scored_by(task, options, any_label=bool(chosen)),
+        judged=tuple(one for number in range(len(asked)) for one in judged[number]),
+        programs=None if programs is None else programs.record(),
     )
+
+
+def _scored_by(task: Task, options: TaskOptions, *, any_label: bool) -> str:
+    if task.program is not None:
+        return "tests"
+    return options.scored_by if any_label else ScoredBy.TEXT
 
 
 def _by_label(task: Task, question: Question, options: TaskOptions) -> bool:
     return bool(question.labels) and not task.reasons and options.scored_by is ScoredBy.LOGPROB
 
 
-def _num_new(task: Task, options: TaskOptions) -> int:
-    return options.max_new_tokens or task.max_new_tokens
-
-
 def _asked(
     task: Task, subject: Subject, question: Question, model: AnsweringModel, options: TaskOptions
-) -> _Asked:
+) -> Asked:
     wanted = task.num_examples if options.num_examples is None else options.num_examples
     shown = task.wording.asked(question)
     for count in range(min(wanted, len(subject.examples)), -1, -1):
         prompt = task.wording.prompt(options.form, subject, question, count)
-        if model.fits(prompt, _num_new(task, options)):
-            return _Asked(
+        if model.fits(prompt, num_new(task, options)):
+            return Asked(
                 subject=subject, question=question, shown=shown, prompt=prompt, num_examples=count
             )
-    return _Asked(subject=subject, question=question, shown=shown, prompt=None, num_examples=0)
+    return Asked(subject=subject, question=question, shown=shown, prompt=None, num_examples=0)
 
 
-def _too_long(one: _Asked) -> Judged:
+def _too_long(one: Asked) -> Judged:
     reading = Reading(answer=None, how="the question is longer than the model's longest text")
-    return _judged(one, reading, correct=False)
-
-
-def _by_log_probability(
-    task: Task, asked: Sequence[_Asked], model: AnsweringModel, options: TaskOptions
-) -> Iterator[Judged]:
-    gap = "" if options.form is Form.CHAT else task.wording.gap
-    pairs = [
-        (one.prompt, gap + label)
-        for one in asked
-        for label in one.question.labels
-        if one.prompt is not None
-    ]
-    values = model.log_probabilities(pairs)
-    for one in asked:
-        scores = tuple((label, next(values)) for label in one.question.labels)
-        answer, _ = max(scores, key=lambda pair: pair[1])  # the first of equal ones
-        reading = Reading(answer=answer, how="it has the largest log-probability")
-        correct = answer == one.question.expected
-        yield attrs.evolve(_judged(one, reading, correct=correct), log_probabilities=scores)
-
-
-def _by_text(
-    task: Task, asked: Sequence[_Asked], model: AnsweringModel, options: TaskOptions
-) -> Iterator[Judged]:
-    prompts = [one.prompt for one in asked if one.prompt is not None]
-    stop = () if options.form is Form.CHAT else task.stop
-    texts = model.answers(prompts, _num_new(task, options), stop)
-    for one, text in zip(asked, texts, strict=True):
-        reading = task.read(text, one.question)
-        found = reading.answer
-        correct = found is not None and task.same(found, one.question.expected)
-        yield attrs.evolve(_judged(one, reading, correct=correct), text=text)
-
-
-def _judged(one: _Asked, reading: Reading, *, correct: bool) -> Judged:
-    return Judged(
-        subject=one.subject.name,
-        number=one.question.number,
-        question=one.shown,
-        prompt=None if one.prompt is None else one.prompt.shown,
-        examples=one.num_examples,
-        expected=one.question.expected,
-        answer=reading.answer,
-        correct=correct,
-        why=reading.how,
-    )
+    return one.judged(reading, correct=False)

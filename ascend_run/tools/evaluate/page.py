@@ -9,7 +9,13 @@ from ascend_run.tools.pages.frame import document, section
 from ascend_run.tools.pages.markup import Markup, details, element, join, table
 from ascend_run.tools.report.summary import utc
 
-from .printing import PERPLEXITY_HEADER, SCORE_HEADER, perplexity_row, score_rows
+from .printing import (
+    PERPLEXITY_HEADER,
+    SCORE_HEADER,
+    perplexity_row,
+    program_line,
+    score_rows,
+)
 from .results import Judged, Results, TaskResult
 
 
@@ -46,6 +52,7 @@ def _task(task: TaskResult) -> Markup:
         task.task,
         element("p", how, class_="note"),
         table(SCORE_HEADER, score_rows(task)),
+        None if task.programs is None else element("p", program_line(task, task.programs)),
         *(
             details(f"{subject}: {len(judged)} questions", *map(_question, judged))
             for subject, judged in by_subject.items()
@@ -56,7 +63,8 @@ def _task(task: TaskResult) -> Markup:
 def _question(one: Judged) -> Markup:
     mark = "\N{CHECK MARK} right" if one.correct else "\N{BALLOT X} wrong"
     answer = "no answer" if one.answer is None else f"answer {one.answer}"
-    summary = f"{mark} \N{MIDDLE DOT} {one.number}: {answer}, expected {one.expected}"
+    which = f"{one.number}" if one.sample == 1 else f"{one.number}, answer {one.sample}"
+    summary = f"{mark} \N{MIDDLE DOT} {which}: {answer}, expected {one.expected}"
     why = f"Why: {one.why}. Examples before it: {one.examples}."
     return details(
         summary,

@@ -7,7 +7,7 @@ from typing import Final
 
 from ascend_run.tools.terminal.tables import table
 
-from .results import Perplexity, Results, Score, TaskResult
+from .results import Perplexity, Programs, Results, Score, TaskResult
 
 PERPLEXITY_HEADER: Final = ("file", "documents", "tokens", "loss", "perplexity")
 SCORE_HEADER: Final = ("subject", "questions", "correct", "accuracy", "error")
@@ -22,6 +22,8 @@ def lines_of(results: Results) -> Iterator[str]:
             yield ""
         yield f"{task.task}: form {task.form}, scored by {task.scored_by}"
         yield from table(SCORE_HEADER, score_rows(task))
+        if task.programs is not None:
+            yield program_line(task, task.programs)
 
 
 def perplexity_row(one: Perplexity) -> Sequence[str]:
@@ -39,6 +41,13 @@ def score_rows(task: TaskResult) -> list[Sequence[str]]:
     """Return a row of ``SCORE_HEADER`` for each subject, and one of all if there are several."""
     scores = task.scores()
     return [*map(_score_row, [*scores, *([task.total] if len(scores) > 1 else [])])]
+
+
+def program_line(task: TaskResult, programs: Programs) -> str:
+    """Return pass@k, and how the programs were written."""
+    found = ", ".join(f"pass@{k} {100 * value:.2f}%" for k, value in task.pass_at().items())
+    each = "one program" if programs.samples == 1 else f"{programs.samples} programs"
+    return f"{found}: {each} for each question, by {programs.sampling}"
 
 
 def _score_row(score: Score) -> Sequence[str]:

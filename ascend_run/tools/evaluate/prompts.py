@@ -21,6 +21,14 @@ class Form(StrEnum):
 
 
 @attrs.frozen(kw_only=True)
+class ProgramTests:
+    """Of a program that a question asks for."""
+
+    function: str  #: Its name.
+    code: str  #: What follows the program: its last line is reached if the program is right.
+
+
+@attrs.frozen(kw_only=True)
 class Question:
     """One row of a benchmark."""
 
@@ -33,6 +41,8 @@ class Question:
     """The text of each label; empty: the question has it."""
     worked: str | None = None
     """The answer as an example shows it; None: ``expected``."""
+    tests: ProgramTests | None = None
+    """None: the answer is no program."""
 
 
 @attrs.frozen(kw_only=True)
@@ -66,6 +76,8 @@ class Wording:
 
     header: str = ""
     """Before all, with ``{subject}``."""
+    chat_header: str | None = None
+    """Of the chat form; None: ``header``."""
     instruction: str = ""
     """Before each question in the alternative form, with ``{subject}``."""
     question: str = "{text}"
@@ -78,6 +90,8 @@ class Wording:
         """Return the prompt that asks a question after the first examples."""
         name = subject.name.replace("_", " ")
         header = self.header if subject.header is None else subject.header
+        if form is Form.CHAT and self.chat_header is not None:
+            header = self.chat_header
         header = header.replace("{subject}", name)
         examples = subject.examples[:num_examples]
         if form is Form.CHAT:

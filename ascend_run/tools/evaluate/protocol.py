@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from .prompts import Prompt
+
+if TYPE_CHECKING:
+    from ascend_run.ops.generation.sampling import Sampling
 
 
 class AnsweringModel(Protocol):
@@ -16,12 +19,17 @@ class AnsweringModel(Protocol):
         ...
 
     def answers(
-        self, prompts: Sequence[Prompt], max_new_tokens: int, stop: Sequence[str]
+        self,
+        prompts: Sequence[Prompt],
+        max_new_tokens: int,
+        stop: Sequence[str],
+        sampling: Sampling | None = None,
     ) -> Iterator[str]:
-        """Yield what follows each prompt, in order, by greedy decoding.
+        """Yield what follows each prompt, in order.
 
         Args:
             stop: Words before which an answer ends.
+            sampling: How tokens are drawn, of each prompt by itself; None: the most probable ones.
         """
         ...
 

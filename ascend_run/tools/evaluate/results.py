@@ -40,6 +40,7 @@ class Judged:
     text: str | None = None  #: That the model generated; None: it chose by log-probability.
     log_probabilities: tuple[tuple[str, float], ...] = ()
     """Of each label."""
+    sample: int = 1  #: Of several answers to the question, from 1.
 
 
 @attrs.frozen(kw_only=True)
@@ -48,16 +49,17 @@ class Score:
 
     subject: str
     questions: int
-    correct: int
+    correct: int  #: Answers.
+    accuracy: float  #: Mean over questions of the share of correct answers.
+    standard_error: float  #: Of the accuracy, as the mean of independent questions.
 
-    @property
-    def accuracy(self) -> float:
-        return self.correct / self.questions
 
-    @property
-    def standard_error(self) -> float:
-        """Of the accuracy, as the mean of independent questions."""
-        return math.sqrt(self.accuracy * (1 - self.accuracy) / self.questions)
+@attrs.frozen(kw_only=True)
+class Programs:
+    """How programs were written, of a task whose answers they are."""
+
+    samples: int  #: Of each question.
+    sampling: str
 
 
 @attrs.frozen(kw_only=True)
@@ -68,6 +70,25 @@ class TaskResult:
     form: str
     scored_by: str
     judged: tuple[Judged, ...]
+    programs: Programs | None = None
+
+    def pass_at(self) -> dict[int, float]:
+        """Return pass@k for the usual k and for all samples; none if answers are no programs.
+
+        The mean over questions of the probability that k of the n samples have a correct one:
+        1 - C(n - c, k) / C(n, k) with c correct. Source: Chen et al. 2021, arXiv:2107.03374, eq. 1.
+        """
+        if self.programs is None:
+            return {}
+        n, by_question = self.programs.samples, _by_question(self.judged)
+        return {
+            k: math.fsum(
+                1 - math.comb(n - sum(correct), k) / math.comb(n, k) for correct in by_question
+            )
+            / len(by_question)
+            for k in sorted({1, 10, 100, n})
+            if k <= n
+        }
 
     def scores(self) -> list[Score]:
         """Return one score for each subject."""
@@ -83,8 +104,24 @@ class TaskResult:
 
 
 def _score(subject: str, judged: Sequence[Judged]) -> Score:
-    correct = sum(one.correct for one in judged)
-    return Score(subject=subject, questions=len(judged), correct=correct)
+    shares = [sum(correct) / len(correct) for correct in _by_question(judged)]
+    mean = math.fsum(shares) / len(shares)
+    variance = math.fsum(share * share for share in shares) / len(shares) - mean * mean
+    return Score(
+        subject=subject,
+        questions=len(shares),
+        correct=sum(one.correct for one in judged),
+        accuracy=mean,
+        standard_error=math.sqrt(max(0.0, variance) / len(shares)),
+    )
+
+
+def _by_question(judged: Sequence[Judged]) -> list[list[bool]]:
+    """Return for each question whether each of its answers is correct."""
+    found: dict[tuple[str, int], list[bool]] = {}
+    for one in judged:
+        found.setdefault((one.subject, one.number), []).append(one.correct)
+    return [*found.values()]
 
 
 @attrs.frozen(kw_only=True)
@@ -116,6 +153,7 @@ class Results:
                     "subjects": [
                         {"subject": score.subject, **_fields(score)} for score in one.scores()
                     ],
+                    **_of_programs(one),
                     **({"answers": [*map(attrs.asdict, one.judged)]} if answers else {}),
                 }
                 for one in self.tasks
@@ -130,6 +168,13 @@ def _fields(score: Score) -> dict[str, Any]:
         "accuracy": score.accuracy,
         "standard_error": score.standard_error,
     }
+
+
+def _of_programs(task: TaskResult) -> dict[str, Any]:
+    if task.programs is None:
+        return {}
+    pass_at = {str(k): value for k, value in task.pass_at().items()}
+    return {"programs": attrs.asdict(task.programs), "pass_at": pass_at}
 
 
 def _finite(value: float) -> float | None:

@@ -9,6 +9,7 @@ from typing import Final
 import attrs
 
 from ascend_run.ops.generation.engine import Request, cache_tokens
+from ascend_run.ops.generation.sampling import Sampling
 from ascend_run.plugin_api import ConfigError
 from ascend_run.text.opening import ChatOptions, open_chat
 from ascend_run.text.templates import ChatTemplate
@@ -66,16 +67,21 @@ class StoredModel:
         return len(ids) + num_new <= self.model.max_length
 
     def answers(
-        self, prompts: Sequence[Prompt], max_new_tokens: int, stop: Sequence[str]
+        self,
+        prompts: Sequence[Prompt],
+        max_new_tokens: int,
+        stop: Sequence[str],
+        sampling: Sampling | None = None,
     ) -> Iterator[str]:
-        """Yield what follows each prompt, in order, by greedy decoding; in continuous batches."""
+        """Yield what follows each prompt, in order; in continuous batches."""
         requests = [
             Request(
                 prompt=self._ids(prompt),
                 max_new_tokens=max_new_tokens,
                 end_ids=self.texts.end_ids,
+                sampling=Sampling() if sampling is None else sampling.of_prompt(index),
             )
-            for prompt in prompts
+            for index, prompt in enumerate(prompts)
         ]
         num_tokens = cache_tokens(requests, _MAX_SEQUENCES)
         engine = self.model.engine(num_tokens, max_sequences=_MAX_SEQUENCES)

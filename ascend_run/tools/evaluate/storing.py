@@ -13,7 +13,7 @@ from ascend_run.plugin_api import DataError, StorageError
 from ascend_run.text.strict_json import parse
 
 from .page import render_page
-from .results import Judged, Perplexity, Results, TaskResult
+from .results import Judged, Perplexity, Programs, Results, TaskResult
 
 _FORMAT: Final = 1
 _JSON: Final = "results.json"
@@ -89,4 +89,5 @@ def _task(record: Mapping[str, Any]) -> TaskResult:
         form=record["form"],
         scored_by=record["scored_by"],
         judged=tuple(judged),
+        programs=Programs(**record["programs"]) if "programs" in record else None,
     )

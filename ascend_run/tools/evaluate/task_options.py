@@ -10,7 +10,7 @@ import attrs
 import click
 
 if TYPE_CHECKING:
-    from .judging import TaskOptions
+    from .asking import ProgramOptions, TaskOptions
 
 
 @attrs.frozen(kw_only=True)
@@ -22,10 +22,20 @@ class Asking:
     shots: int | None
     limit: int | None
     max_new_tokens: int | None
+    run_programs: bool
+    samples: int | None
+    temperature: float | None
+    top_p: float | None
+    seed: int | None
+    program_timeout: float | None
 
     def options(self) -> TaskOptions:
-        """Return what the tasks take."""
-        from .judging import ScoredBy, TaskOptions
+        """Return what the tasks take.
+
+        Raises:
+            ConfigError: Options of programs cannot be used; lists all.
+        """
+        from .asking import ScoredBy, TaskOptions
         from .prompts import Form
 
         return TaskOptions(
@@ -34,6 +44,38 @@ class Asking:
             num_examples=self.shots,
             limit=self.limit,
             max_new_tokens=self.max_new_tokens,
+            programs=self._programs(),
+        )
+
+    def _programs(self) -> ProgramOptions | None:
+        from ascend_run.ops.generation.sampling import Sampling, sampling_problems
+        from ascend_run.plugin_api import ConfigError
+
+        from .asking import ProgramOptions
+        from .sandbox import Limits
+
+        names = ("samples", "temperature", "top_p", "seed", "program_timeout")
+        given = {name: value for name in names if (value := getattr(self, name)) is not None}
+        said = ", ".join("--" + name.replace("_", "-") for name in given)
+        drawing = ("temperature", "top_p", "seed")
+        drawn: dict[str, Any] = {name: given[name] for name in drawing if name in given}
+        problems = [
+            f"--{name.replace('_', '-')} {drawn[name]}: {expected}"
+            for name, expected in sampling_problems(drawn).items()
+        ]
+        needs_draws = "top_p" in given or "seed" in given or (self.samples or 1) > 1
+        if given and not self.run_programs:
+            problems.append(f"{said}: no effect without --run-programs")
+        elif needs_draws and not self.temperature:
+            problems.append(f"{said}: no effect without draws; say --temperature above 0")
+        if problems:
+            raise ConfigError("programs cannot be run like that", problems)
+        if not self.run_programs:
+            return None
+        return ProgramOptions(
+            limits=Limits(seconds=self.program_timeout or Limits().seconds),
+            samples=self.samples or 1,
+            sampling=Sampling(**drawn) if self.temperature else None,
         )
 
 
@@ -44,7 +86,7 @@ _OPTIONS: Final = (
         multiple=True,
         metavar="NAME=PATH",
         help="Benchmark, and its folder or file; may be given several times. One of agieval, bbh, "
-        "boolq, ceval, cmmlu, gsm8k, mmlu.",
+        "boolq, ceval, cmmlu, gsm8k, humaneval, mmlu.",
     ),
     click.option(
         "--form",
@@ -80,6 +122,38 @@ _OPTIONS: Final = (
         type=click.IntRange(min=1),
         metavar="N",
         help="Longest generated answer; default: the benchmark's.",
+    ),
+    click.option(
+        "--run-programs",
+        is_flag=True,
+        help="Allow humaneval to run the programs that the model writes, each in a process of its "
+        "own without network, other processes and your files.",
+    ),
+    click.option(
+        "--samples",
+        type=click.IntRange(min=1),
+        metavar="N",
+        help="Programs of each question, for pass@k; default: 1.",
+    ),
+    click.option(
+        "--temperature",
+        type=float,
+        metavar="T",
+        help="Draw the tokens of programs, with logits divided by T; default: 0, the most probable "
+        "token follows.",
+    ),
+    click.option(
+        "--top-p",
+        type=float,
+        metavar="P",
+        help="Draw of the most probable tokens that have probability P together; default: 1.",
+    ),
+    click.option("--seed", type=int, metavar="N", help="Seed of the draws; default: 0."),
+    click.option(
+        "--program-timeout",
+        type=click.FloatRange(min=0, min_open=True),
+        metavar="SECONDS",
+        help="Longest run of a program; default: 3.",
     ),
 )
 

@@ -8,7 +8,8 @@ from typing import Any
 
 import attrs
 
-from ascend_run.tools.evaluate.judging import TaskOptions, loaded_tasks, task_result
+from ascend_run.tools.evaluate.asking import TaskOptions
+from ascend_run.tools.evaluate.judging import loaded_tasks, task_result
 from ascend_run.tools.evaluate.prompts import Prompt
 from ascend_run.tools.evaluate.results import TaskResult
 
@@ -22,16 +23,21 @@ class FixedModel:
     max_length: int = 10**9
     prompts: list[Prompt] = attrs.field(factory=list)
     stop: Sequence[str] = ()
+    sampling: object = None
     continuations: list[str] = attrs.field(factory=list)
 
     def fits(self, prompt: Prompt, num_new: int) -> bool:
         return len(prompt.shown) + num_new <= self.max_length
 
     def answers(
-        self, prompts: Sequence[Prompt], max_new_tokens: int, stop: Sequence[str]
+        self,
+        prompts: Sequence[Prompt],
+        max_new_tokens: int,
+        stop: Sequence[str],
+        sampling: object = None,
     ) -> Iterator[str]:
         self.prompts += prompts
-        self.stop = stop
+        self.stop, self.sampling = stop, sampling
         yield from self.texts
 
     def log_probabilities(self, pairs: Sequence[tuple[Prompt, str]]) -> Iterator[float]:

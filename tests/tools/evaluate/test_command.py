@@ -14,9 +14,10 @@ from tokenizers import Tokenizer
 from transformers import AutoModelForCausalLM
 
 from ascend_run.entrypoints.cli import run
+from ascend_run.ops.generation.sampling import Sampling
 from ascend_run.testing.hugging_face.widened import computing_in
 from ascend_run.tools.convert.source_options import SourceOptions
-from ascend_run.tools.evaluate.judging import ScoredBy, TaskOptions
+from ascend_run.tools.evaluate.asking import ScoredBy, TaskOptions
 from ascend_run.tools.evaluate.prompts import Form, Prompt
 from ascend_run.tools.evaluate.stored_model import StoredModel, chat_template
 from ascend_run.tools.evaluate.tasks import TASKS
@@ -76,6 +77,19 @@ def test_answers_are_those_of_generate(
         stop = wanted[0][2:4]
         got = [*stored.answers([Prompt(text=words[0])], 5, (stop,))]
     assert got == [wanted[0].split(stop)[0]]
+
+
+def test_answers_are_drawn_by_their_seed(stored: StoredModel) -> None:
+    """Equal prompts have different draws."""
+
+    def drawn(seed: int) -> list[str]:
+        sampling = Sampling(temperature=5.0, seed=seed)
+        return [*stored.answers([Prompt(text="the quick")] * 2, 5, (), sampling)]
+
+    first, second = drawn(1)
+    assert drawn(1) == [first, second]
+    assert first != second
+    assert drawn(2) != [first, second]
 
 
 def test_a_chat_is_rendered_by_the_template_of_the_model(

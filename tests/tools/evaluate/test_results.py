@@ -11,8 +11,8 @@ import pytest
 
 from ascend_run.entrypoints.cli import run
 from ascend_run.plugin_api import DataError, StorageError
+from ascend_run.tools.evaluate.asking import ScoredBy
 from ascend_run.tools.evaluate.comparing import compared
-from ascend_run.tools.evaluate.judging import ScoredBy
 from ascend_run.tools.evaluate.page import render_page
 from ascend_run.tools.evaluate.results import Perplexity, Results
 from ascend_run.tools.evaluate.storing import read_results, require_new, write_results

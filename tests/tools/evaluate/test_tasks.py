@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 
 from ascend_run.plugin_api import ConfigError, DataError
-from ascend_run.tools.evaluate.judging import ScoredBy, TaskOptions, loaded_tasks
+from ascend_run.tools.evaluate.asking import ScoredBy, TaskOptions
+from ascend_run.tools.evaluate.judging import loaded_tasks
 from ascend_run.tools.evaluate.prompts import Form
 from ascend_run.tools.evaluate.tasks import TASKS
 from tests.tools.evaluate.fixed_model import (

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import attrs
 
-from ascend_run.tools.evaluate.prompts import Question, Subject, Wording
+from ascend_run.tools.evaluate.prompts import Form, Question, Subject, Wording
 from ascend_run.tools.evaluate.readings import Reading, read_label
 
 
@@ -33,6 +33,8 @@ class Task:
     """Find the answer in a generated text."""
     same: Callable[[str, str], bool] = same_text
     """Whether what was found is what was expected."""
+    program: Callable[[str, Question, Form], str] | None = None
+    """Build the program with its tests that a generated text makes; None: answers are none."""
     reasons: bool = False
     """Whether an answer comes after its reasons, so that it is always read in a generated text."""
     num_examples: int = 5
