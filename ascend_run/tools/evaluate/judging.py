@@ -157,7 +157,8 @@ def _scored_by(task: Task, options: TaskOptions, *, any_label: bool) -> str:
 
 
 def _by_label(task: Task, question: Question, options: TaskOptions) -> bool:
-    return bool(question.labels) and not task.reasons and options.scored_by is ScoredBy.LOGPROB
+    one_label = bool(question.labels) and not question.several
+    return one_label and not task.reasons and options.scored_by is ScoredBy.LOGPROB
 
 
 def _asked(

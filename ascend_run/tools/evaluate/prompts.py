@@ -39,6 +39,8 @@ class Question:
     """What can be answered, such as letters; empty: any text."""
     choices: tuple[str, ...] = ()
     """The text of each label; empty: the question has it."""
+    several: bool = False
+    """Whether several labels can be right together; ``expected`` then has them with commas."""
     worked: str | None = None
     """The answer as an example shows it; None: ``expected``."""
     tests: ProgramTests | None = None

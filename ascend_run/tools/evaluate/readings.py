@@ -54,6 +54,23 @@ def _label(match: re.Match[str], labels: Sequence[str], how: str) -> Reading:
     return Reading(answer=next(one for one in labels if one.casefold() == folded), how=how)
 
 
+def read_labels(text: str, labels: Sequence[str]) -> Reading:
+    """Find all letters that a text names: after the last "answer is" or "答案是" in its line, else
+    in the whole text; "A, C", "AC" and "(C) and (A)" are the same.
+
+    A letter within a word is none, and neither is the article of "A cat".
+    """
+    said = [*re.finditer(_SAID, text, re.IGNORECASE)]
+    part = text[said[-1].end() :].lstrip().split("\n")[0] if said else text
+    letters = "".join(map(re.escape, labels))
+    named = rf"(?<![A-Za-z])[{letters}]+(?![A-Za-z])(?!\s+(?!(?:and|or|is|are)\b)[a-z])"
+    found = {letter for match in re.findall(named, part) for letter in match}
+    if not found:
+        return Reading(answer=None, how="the text names none of the labels")
+    how = "the labels that the text says are the answer" if said else "the labels of the text"
+    return Reading(answer=", ".join(one for one in labels if one in found), how=how)
+
+
 def read_number(text: str) -> Reading:
     """Find the number after "answer is" or "####", else the last one; commas and $ are dropped."""
     text = text.split("Q:")[0]

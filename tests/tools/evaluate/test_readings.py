@@ -2,7 +2,13 @@
 
 import pytest
 
-from ascend_run.tools.evaluate.readings import read_label, read_number, read_phrase, same_phrase
+from ascend_run.tools.evaluate.readings import (
+    read_label,
+    read_labels,
+    read_number,
+    read_phrase,
+    same_phrase,
+)
 
 
 @pytest.mark.parametrize(
@@ -31,6 +37,23 @@ from ascend_run.tools.evaluate.readings import read_label, read_number, read_phr
 )
 def test_a_letter(text: str, answer: str | None) -> None:
     assert read_label(text, "ABCD").answer == answer
+
+
+@pytest.mark.parametrize(
+    ("text", "answer"),
+    [
+        ("ABD", "A, B, D"),
+        (" (C) and (A)", "A, C"),
+        ("A is right, and C is", "A, C"),
+        ("答案是B、C。\n因为A不对", "B, C"),
+        ("The answer is A, C.\nB is wrong", "A, C"),
+        ("A cat and Because", None),
+        ("E", None),
+        ("", None),
+    ],
+)
+def test_several_letters(text: str, answer: str | None) -> None:
+    assert read_labels(text, "ABCD").answer == answer
 
 
 @pytest.mark.parametrize(

@@ -219,6 +219,30 @@ def test_agieval(tmp_path: Path) -> None:
     )
 
 
+def test_agieval_with_several_right_labels(tmp_path: Path) -> None:
+    """An answer names all of them; in such a file also where one is right."""
+    row = {"passage": "", "question": "Which?", "options": ["(A)a", "(B)b", "(C)c", "(D)d"]}
+    labels = [["A", "C"], ["C", "A"], ["A", "C"], ["A", "C"], "B", ["B"], ["A", "B", "C", "D"]]
+    write_jsonl(tmp_path / "jec-qa-kd.jsonl", [row | {"label": label} for label in labels])
+    texts = ["C and A", "答案是AC。", "(A)", "A, B, C", "B", "A、B", "The answer is A, B, C, D."]
+    result = result_of(f"agieval={tmp_path}", FixedModel(texts=texts))
+    assert marks(result) == [
+        ("A, C", True),
+        ("A, C", True),
+        ("A", False),
+        ("A, B, C", False),
+        ("B", True),
+        ("A, B", False),
+        ("A, B, C, D", True),
+    ]
+    assert [one.expected for one in result.judged[:2]] == ["A, C", "A, C"]
+    assert result.scored_by == "text"
+    write_jsonl(tmp_path / "jec-qa-kd.jsonl", [row | {"label": []}, row | {"label": ["A", "E"]}])
+    message = message_of(f"agieval={tmp_path}")
+    assert "jec-qa-kd.jsonl:1: expected labels of A, B, C, D, got []" in message
+    assert "jec-qa-kd.jsonl:2: expected labels of A, B, C, D, got ['A', 'E']" in message
+
+
 def message_of(*named: str, **options: Any) -> str:
     with pytest.raises((ConfigError, DataError)) as refused:
         loaded_tasks(named, TaskOptions(**options))
@@ -251,7 +275,7 @@ def test_bad_rows_of_all_tasks_are_one_message(tmp_path: Path) -> None:
         f"boolq: {boolq}/dev.jsonl:1: expected true or false under key 'answer', got 'yes'",
         f"bbh: {bbh}/x.json has no list under key 'examples'",
         f"bbh: {bbh}/y.json is not JSON",
-        f"agieval: {agi}/x.jsonl:1: expected a label of A, got 'B'",
+        f"agieval: {agi}/x.jsonl:1: expected labels of A, got 'B'",
         f"agieval: {agi}/x.jsonl:2: not JSON",
         f"cmmlu: there is no file or folder {tmp_path}/none",
     ):
