@@ -17,3 +17,4 @@ echo "Resuming from the checkpoint for 20 more steps."
 ascend-run --enable ulysses,gmm,swap-attention --config examples/demo.toml train.train_iters=320
 
 python examples/check_demo.py runs/demo
+echo "Talk to the model: ascend-run chat runs/demo"
