@@ -141,6 +141,10 @@ READ: Final[dict[str, dict[str, set[str]]]] = {
         "tools/chat/opening.py": {"function", "tool"},
         "tools/chat/printing.py": {"call", "call['function']"},
         "tools/chat/prompts.py": {"message"},
+        "tools/serve/forms.py": {"call", "call['function']"},
+        "tools/serve/messages.py": {
+            *("call", "call['function']", "found", "function", "tool", "tool['function']"),
+        },
         # and rows of benchmarks, in their public formats
         "tools/evaluate/tasks/agieval.py": {"record"},
         "tools/evaluate/tasks/bbh.py": {"content"},

@@ -22,6 +22,7 @@ from .fields import parsed
 from .forms import ChatForm, CompletionForm, Form
 from .guard import Guard
 from .limits import Limits
+from .messages import names_of
 from .page import page_response
 from .replying import Reply, engine_failed, error_response, json_response
 from .served_model import ServedModel
@@ -108,6 +109,7 @@ class Service:
             texts=self.model.texts,
             num_prompt=len(request.prompt),
             include_usage=asked.include_usage,
+            tools=names_of(asked.tools),
         )
         reply = Reply(self.engine, ticket, answer, asked.stream, self.limits)
         return cast(Response, reply)  # of which starlette needs the call alone

@@ -12,16 +12,15 @@ from ascend_run.ops.generation.sampling import Sampling
 
 from .errors import ApiError
 from .fields import Fields, wrong
+from .messages import Message, messages_of, tools_of
 
 Prompt = str | tuple[int, ...]
-Message = Mapping[str, str]
 
 _DEFAULT_COMPLETION: Final = 16
 """New tokens of a completion, as in OpenAI's API."""
 _LEAST_TEMPERATURE: Final = 1e-3
 """With a lower one logits may overflow; the most probable token follows, which is its limit."""
 _MOST_STOP_WORDS: Final = 4
-_ROLES: Final = ("system", "developer", "user", "assistant")
 
 
 def _is_false(value: object) -> bool:
@@ -43,17 +42,11 @@ _NEUTRAL: Final[Mapping[str, Callable[[Any], bool]]] = {
 """Not supported, or of no meaning here; with a test of the values that change no answer."""
 _OF_COMPLETIONS: Final = {"best_of": _is_one, "echo": _is_false, "suffix": _is_false}
 _OF_CHAT: Final[Mapping[str, Callable[[Any], bool]]] = {
-    "tools": _is_false,
     "functions": _is_false,
-    "tool_choice": lambda value: value in ("none", "auto"),
     "parallel_tool_calls": lambda value: True,
     "response_format": lambda value: value == {"type": "text"},
     "modalities": lambda value: value == ["text"],
 }
-_OF_MESSAGES: Final = dict.fromkeys(
-    ("name", "refusal", "tool_calls", "function_call", "annotations", "audio"), _is_false
-)
-"""A client sends an answer back with fields that are null or empty."""
 
 
 @attrs.frozen(kw_only=True)
@@ -70,6 +63,8 @@ class Asked:
     stream: bool
     include_usage: bool
     """Whether a stream ends with the numbers of tokens."""
+    tools: tuple[Any, ...] | None = None
+    """Functions that the model may call, as chat templates read them."""
 
 
 def asked_completion(body: Mapping[str, Any]) -> Asked:
@@ -93,13 +88,16 @@ def asked_chat(body: Mapping[str, Any]) -> Asked:
         ApiError: A field is missing, wrong, or not supported.
     """
     fields = Fields(body)
-    model, messages = _model(fields), _messages(fields.any("messages"))
+    model, messages = _model(fields), messages_of(fields.any("messages"))
+    tools = tools_of(fields.any("tools"), fields.any("tool_choice"))
     top, wanted = fields.integer("top_logprobs", 0, 20), fields.truth("logprobs")
     if top is not None and not wanted:
         raise ApiError("top_logprobs: no effect without logprobs=true", param="top_logprobs")
     limits = [fields.integer(name, 1) for name in ("max_completion_tokens", "max_tokens")]
     fields.without_effect(_OF_CHAT)
-    return _asked(fields, model, messages, limits[0] or limits[1], (top or 0) if wanted else None)
+    logprobs = (top or 0) if wanted else None
+    asked = _asked(fields, model, messages, limits[0] or limits[1], logprobs)
+    return attrs.evolve(asked, tools=tools)
 
 
 def _asked(
@@ -172,38 +170,6 @@ def _prompt(value: Any) -> Prompt:
 
 def _is_id(value: object) -> bool:
     return isinstance(value, int) and not isinstance(value, bool)
-
-
-def _messages(value: Any) -> tuple[Message, ...]:
-    if not isinstance(value, list) or not value:
-        raise wrong("messages", value, "a list of at least one message")
-    return tuple(_message(f"messages[{index}]", one) for index, one in enumerate(value))
-
-
-def _message(name: str, value: Any) -> Message:
-    if not isinstance(value, dict):
-        raise wrong(name, value, "an object with role and content")
-    fields = Fields(value)
-    role, content = fields.any("role"), fields.any("content")
-    if role not in _ROLES:
-        raise wrong(f"{name}.role", role, f"one of {', '.join(_ROLES)}")
-    if isinstance(content, list):
-        content = "".join(
-            _text_of_part(f"{name}.content[{index}]", one) for index, one in enumerate(content)
-        )
-    if not isinstance(content, str):
-        raise wrong(f"{name}.content", content, "a string, or a list of parts of type text")
-    fields.without_effect(_OF_MESSAGES)
-    fields.finish()
-    return {"role": "system" if role == "developer" else role, "content": content}
-
-
-def _text_of_part(name: str, value: Any) -> str:
-    fields = Fields(value if isinstance(value, dict) else {})
-    text = fields.any("text")
-    if fields.any("type") != "text" or not isinstance(text, str):
-        raise wrong(name, value, "an object with type text and its text")
-    return text
 
 
 def _stop(value: Any) -> tuple[str, ...]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import secrets
 import time
 from abc import ABC, abstractmethod
@@ -11,11 +12,14 @@ from typing import Any, ClassVar, Final
 import attrs
 
 from ascend_run.ops.generation.engine import Emitted, Finish
+from ascend_run.text.answered_calls import AnsweredCalls, TextBeforeCalls, calls_of_answer
 from ascend_run.tools.generate.session import Piece
 from ascend_run.tools.generate.texts import Texts
 
 _LEAST_LOGPROB: Final = -9999.0
 """Stands for minus infinity, which JSON does not have; so in OpenAI's API."""
+TOOL_CALLS: Final = "tool_calls"
+"""Why an answer ended that has calls."""
 _INCOMPLETE: Final = "\ufffd"
 """What decoders make of a character that lacks bytes."""
 
@@ -30,6 +34,8 @@ class Form(ABC):
     """Tokens of the prompt."""
     include_usage: bool
     """Whether a last chunk tells the numbers of tokens."""
+    tools: frozenset[str] = frozenset()
+    """Names of the functions that the model may call."""
     num_new: int = 0
     """Tokens so far."""
     _number: str = attrs.field(factory=lambda: secrets.token_hex(12))
@@ -136,22 +142,41 @@ class ChatForm(Form):
     kind = "chat.completion"
     chunk_kind = "chat.completion.chunk"
     prefix = "chatcmpl"
+    _text: str = ""
+    """So far, if it may have calls."""
+    _before_calls: TextBeforeCalls = attrs.field(factory=TextBeforeCalls)
 
     def begin(self) -> list[dict[str, Any]]:
         return [self._chunk(self._choice({"delta": {"role": "assistant", "content": ""}}))]
 
     def _whole(self, pieces: Sequence[Piece]) -> dict[str, Any]:
         text, finish = self._count(pieces)
-        message = {"role": "assistant", "content": text, "refusal": None}
-        return self._choice({"message": message}, self._logprobs(pieces), finish)
+        message: dict[str, Any] = {"role": "assistant", "content": text, "refusal": None}
+        if found := self._calls(text):
+            message |= {"content": found.content or None, "tool_calls": _records(found)}
+        reason = TOOL_CALLS if found else finish
+        return self._choice({"message": message}, self._logprobs(pieces), reason)
 
     def _part(self, pieces: Sequence[Piece]) -> dict[str, Any]:
         text, finish = self._count(pieces)
-        delta = {"content": text} if text else {}
-        return self._choice({"delta": delta}, self._logprobs(pieces), finish)
+        found = None
+        if self.tools:
+            self._text += text
+            text = self._before_calls.push(text)
+            if finish is not None and (found := self._calls(self._text)) is None:
+                text += self._before_calls.finish()
+        delta: dict[str, Any] = {"content": text} if text else {}
+        if found:
+            calls = enumerate(_records(found))
+            delta["tool_calls"] = [{"index": index, **call} for index, call in calls]
+        reason = TOOL_CALLS if found else finish
+        return self._choice({"delta": delta}, self._logprobs(pieces), reason)
+
+    def _calls(self, text: str) -> AnsweredCalls | None:
+        return calls_of_answer(text, self.tools) if self.tools else None
 
     def _choice(
-        self, content: dict[str, Any], logprobs: Any = None, finish: Finish | None = None
+        self, content: dict[str, Any], logprobs: Any = None, finish: str | None = None
     ) -> dict[str, Any]:
         return {**content, "logprobs": logprobs, "finish_reason": finish}
 
@@ -168,6 +193,21 @@ class ChatForm(Form):
         token = self.texts.token(number)
         content = None if _INCOMPLETE in token else [*token.encode()]
         return {"token": token, "logprob": _finite(logprob), "bytes": content}
+
+
+def _records(found: AnsweredCalls) -> list[dict[str, Any]]:
+    """Return calls with ids, and arguments as text."""
+    return [
+        {
+            "id": f"call_{secrets.token_hex(12)}",
+            "type": "function",
+            "function": {
+                "name": call["function"]["name"],
+                "arguments": json.dumps(call["function"]["arguments"], ensure_ascii=False),
+            },
+        }
+        for call in found.calls
+    ]
 
 
 def _finite(logprob: float | None) -> float:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from http import HTTPStatus
+from typing import Any
 
 import attrs
 
@@ -12,9 +13,10 @@ from ascend_run.text.templates import ChatTemplate, TemplateRefusal
 from ascend_run.tools.generate.chat_texts import chat_ids
 from ascend_run.tools.generate.texts import Texts
 
-from .asked import Asked, Message
+from .asked import Asked
 from .errors import ApiError
 from .limits import Limits
+from .messages import Message
 
 
 @attrs.frozen(kw_only=True, eq=False)
@@ -40,7 +42,7 @@ class ServedModel:
         """
         if asked.model != self.name:
             raise self.another(asked.model)
-        ids = self._ids(asked.prompt)
+        ids = self._ids(asked.prompt, asked.tools)
         return Request(
             prompt=ids,
             max_new_tokens=self._max_new_tokens(ids, asked, limits),
@@ -57,13 +59,15 @@ class ServedModel:
             code="model_not_found",
         )
 
-    def _ids(self, prompt: str | tuple[int, ...] | tuple[Message, ...]) -> tuple[int, ...]:
+    def _ids(
+        self, prompt: str | tuple[int, ...] | tuple[Message, ...], tools: Sequence[Any] | None
+    ) -> tuple[int, ...]:
         if isinstance(prompt, str):
             ids, param = self.texts.ids(prompt), "prompt"
         elif all(isinstance(one, int) for one in prompt):
             ids, param = prompt, "prompt"  # type: ignore[assignment]
         else:
-            ids, param = self._of_chat(prompt), "messages"  # type: ignore[arg-type]
+            ids, param = self._of_chat(prompt, tools), "messages"  # type: ignore[arg-type]
         if not ids:
             raise ApiError(
                 f"{param} is empty, and the tokenizer adds no token that begins a text",
@@ -78,15 +82,17 @@ class ServedModel:
                 )
         return ids
 
-    def _of_chat(self, messages: Sequence[Mapping[str, str]]) -> tuple[int, ...]:
+    def _of_chat(self, messages: Sequence[Message], tools: Sequence[Any] | None) -> tuple[int, ...]:
         if self.template is None:
             raise ApiError(
                 "this model has no chat template; ask /v1/completions, or start the server with "
                 "--template",
                 param="messages",
             )
+        if tools and "tools" not in self.template.source:
+            raise ApiError("the chat template of the model has no form for tools", param="tools")
         try:
-            return chat_ids(self.texts, self.template, messages)
+            return chat_ids(self.texts, self.template, messages, tools)
         except TemplateRefusal as problem:
             raise ApiError(
                 f"the chat template of the model refuses the messages: {problem}",

@@ -27,6 +27,15 @@ from ascend_run.tools.serve.server import listening, server_of
 
 LETTER_A = 65
 """Its id, and those of the other letters follow."""
+CALL_TEMPLATE = (
+    "{% for tool in tools or [] %}{{ tool.function.name }}\n{% endfor %}"
+    "{% for m in messages %}{{ m.role }}: {{ m.content }}"
+    "{% for call in m.tool_calls or [] %}[{{ call.id }} {{ call.function | tojson }}]{% endfor %}"
+    "{% if m.role == 'tool' %} of {{ m.name }} {{ m.tool_call_id }}{% endif %}{{ '\n' }}"
+    "{% endfor %}"
+    "{% if add_generation_prompt %}assistant:{% endif %}"
+)
+"""With tools."""
 SECONDS = 30.0
 """Of every wait."""
 TEMPLATE = (
@@ -166,7 +175,7 @@ def tiny_texts(folder: Path, *words: str) -> Texts:
 
 @contextlib.contextmanager
 def counting(
-    texts: Texts, limits: Limits | None = None, template: bool = True, **of_service: Any
+    texts: Texts, limits: Limits | None = None, template: str | None = TEMPLATE, **of_service: Any
 ) -> Iterator[Served]:
     """Serve the stub."""
     session = CountingSession(texts)
@@ -178,19 +187,19 @@ def counting(
             session.may_step.set()
 
 
-def counting_model(texts: Texts, template: bool = True) -> ServedModel:
+def counting_model(texts: Texts, template: str | None = TEMPLATE) -> ServedModel:
     """Return what the server knows of the stub."""
     return ServedModel(
         name="tiny",
         created=1,
         texts=texts,
-        template=chat_template() if template else None,
+        template=None if template is None else chat_template(template),
         no_template="there is none",
         max_length=2048,
         vocab_size=texts.tokenizer.vocab_size,
     )
 
 
-def chat_template() -> ChatTemplate:
+def chat_template(source: str) -> ChatTemplate:
     """Return a template that spells no special token."""
-    return ChatTemplate(source=TEMPLATE, name="the tests' template", variables={}, date=None)
+    return ChatTemplate(source=source, name="the tests' template", variables={}, date=None)

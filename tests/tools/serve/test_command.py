@@ -21,7 +21,7 @@ from ascend_run.tools.generate.texts import Texts
 from ascend_run.tools.serve import server
 from ascend_run.tools.serve.opening import ServeQuestion
 
-from .serving import CountingSession, asked, counting_model, post, until
+from .serving import TEMPLATE, CountingSession, asked, counting_model, post, until
 
 
 class Command:
@@ -30,7 +30,7 @@ class Command:
     def __init__(self, session: CountingSession, monkeypatch: pytest.MonkeyPatch) -> None:
         self.question: ServeQuestion | None = None
         self.listener: socket.socket | None = None
-        self.template = True
+        self.template: str | None = TEMPLATE
 
         @contextlib.contextmanager
         def opened(question: ServeQuestion) -> Iterator[tuple[Any, CountingSession]]:
@@ -90,7 +90,7 @@ def test_it_serves_until_a_signal(
 def test_a_model_that_does_not_chat_is_told(
     command: Command, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    command.template = False
+    command.template = None
     command.run(then=lambda port: asked(port, "GET", "/v1/models"))
     assert "it has no chat template, so it does not chat: there is none" in capsys.readouterr().err
 

@@ -125,7 +125,7 @@ def test_an_error_is_shown_and_the_question_dropped(browser: Browser, talk: Serv
 
 
 def test_without_a_template_the_text_goes_on(browser: Browser, texts: Texts) -> None:
-    with counting(texts, template=False) as server:
+    with counting(texts, template=None) as server:
         page = opened(browser, server)
         page.evaluate("at('tokens').value = 2")
         send(page, "fox")

@@ -21,6 +21,8 @@ from .serving import SECONDS, Served, asked, counting
 
 BASE = {"model": "tiny", "prompt": "fox"}
 CHAT = {"model": "tiny", "messages": [{"role": "user", "content": "Hi"}]}
+ADD = {"type": "function", "function": {"name": "add", "parameters": {"type": "object"}}}
+CALL = {"id": "a", "type": "function", "function": {"name": "add", "arguments": "{}"}}
 
 
 @pytest.mark.parametrize(
@@ -78,14 +80,33 @@ def test_a_wrong_field_is_named(
         ({"messages": None}, "messages=null: expected a list of at least one message"),
         ({"messages": []}, "messages=[]: expected"),
         ({"messages": ["Hi"]}, 'messages[0]="Hi": expected an object with role and content'),
-        ({"messages": [{"role": "tool", "content": "x"}]}, 'messages[0].role="tool": expected one'),
+        ({"messages": [{"role": "bot", "content": "x"}]}, 'messages[0].role="bot": expected one'),
+        (
+            {"messages": [{"role": "tool", "content": "x", "tool_call_id": "a"}]},
+            'messages[0].tool_call_id="a": expected the id of a call in an earlier message',
+        ),
+        (
+            {"messages": [{"role": "assistant", "tool_calls": 3}]},
+            "messages[0].tool_calls=3: expected a list of calls",
+        ),
+        (
+            {"messages": [{"role": "assistant", "tool_calls": [{**CALL, "id": 3}]}]},
+            "messages[0].tool_calls[0]={",
+        ),
+        (
+            {"messages": [{"role": "user", "content": "x", "tool_calls": [CALL]}]},
+            "tool_calls=[{",
+        ),
         ({"messages": [{"role": "user"}]}, "messages[0].content=null: expected a string"),
         (
             {"messages": [{"role": "user", "content": [{"type": "image_url"}]}]},
             "messages[0].content[0]=",
         ),
         ({"messages": [{"role": "user", "content": "x", "to": 1}]}, 'unknown field "to"'),
-        ({"tools": [{"type": "function"}]}, "tools=[{"),
+        ({"tools": [{"type": "function"}]}, "tools[0]={"),
+        ({"tools": {"name": "add"}}, "tools={"),
+        ({"tools": [ADD]}, "the chat template of the model has no form for tools"),
+        ({"tools": [ADD], "tool_choice": "required"}, 'tool_choice="required" is not supported'),
         ({"response_format": {"type": "json_object"}}, "response_format={"),
         ({"top_logprobs": 2}, "top_logprobs: no effect without logprobs=true"),
         ({"logprobs": 2}, "logprobs=2: expected true or false"),
@@ -239,7 +260,7 @@ def test_limits_of_tokens_are_told(texts: Texts) -> None:
 
 
 def test_without_a_template_a_chat_is_refused(texts: Texts) -> None:
-    with counting(texts, template=False) as server:
+    with counting(texts, template=None) as server:
         status, answer = server.post("/v1/chat/completions", CHAT)
     assert status == 400
     assert "this model has no chat template; ask /v1/completions" in answer["error"]["message"]
