@@ -183,9 +183,12 @@ def test_kept_pages_are_taken_when_others_need_them() -> None:
     engine.resume(first, kept([1] * 12, 20))
     run(engine)
     assert engine.num_cached(first) == 0
-    engine.resume(first, kept([1] * 12, 50))  # more than the second leaves
+    engine.resume(second, kept([2] * 12, 50))  # it ended first, but the other one has to leave
     assert len(run(engine)) == 50
-    assert engine.num_cached(first) == 11
+    assert engine.num_cached(second) == 11
+    engine.resume(first, kept([1] * 12, 20))
+    assert len(run(engine)) == 20
+    assert engine.num_cached(first) == 0
     with pytest.raises(CacheFull, match="12 tokens and 60 new ones"):
         engine.resume(first, kept([1] * 12, 60))
     assert third == 2

@@ -12,7 +12,7 @@ from transformers import AutoConfig, AutoModelForCausalLM
 
 from ascend_run.ops.generation.beam_engine import BeamEngine
 from ascend_run.ops.generation.beams import BeamSearch
-from ascend_run.ops.generation.engine import Request
+from ascend_run.ops.generation.engine import Engine, Request
 from ascend_run.ops.generation.step import Chunk, Step
 from ascend_run.plugin_api.errors import ConfigError
 from ascend_run.testing.hugging_face.widened import computing_in
@@ -46,6 +46,12 @@ SCALINGS: Final[dict[str, dict[str, Any]]] = {
     "longrope": LONGROPE,
 }
 BOUNDARY: Final = 16
+CACHED: Final = {
+    "linear": [0, 7, 15, 22, 6],
+    "dynamic": [0, 7, 0, 0, 0],
+    "longrope": [0, 7, 0, 22, 0],
+}
+"""Tokens of a conversation that are not recomputed."""
 
 
 def write(folder: Path, kind: str) -> Path:
@@ -103,6 +109,34 @@ def test_a_text_that_passes_the_boundary_of_longrope_starts_again(
         texts = [[draw.randrange(61) for _ in range(length)] for length in prompts]
         for ids, logits in logits_of_new(model, texts, 12):
             require_each_of_its_text(model, ids, logits)
+
+
+@pytest.mark.parametrize("kind", ["linear", "dynamic", "longrope"])
+def test_a_resumed_text_is_as_a_new_one(kind: str, tmp_path: Path) -> None:
+    """Texts of 8, 16, 23 and 30 tokens, and a part of the last one."""
+    draw = random.Random(3)
+    cached, requests, found = [], [], []
+
+    def answer(engine: Engine) -> list[int]:
+        return [one.token for _ in range(4) for one in engine.step()]
+
+    with opened(write(tmp_path, kind)) as model:
+        engine = model.engine(64)
+        for length in (0, 8, 15, 22, 6):
+            last = [*requests[-1].prompt, *found[-1]] if found else []
+            prompt = (*last[:length], *(draw.randrange(61) for _ in range(4)))
+            requests.append(Request(prompt=prompt, max_new_tokens=4, is_kept=True))
+            if length:
+                engine.resume(0, requests[-1])
+            else:
+                engine.submit(requests[-1])
+            found.append(answer(engine))
+            cached.append(engine.num_cached(0))
+        for request, new in zip(requests, found, strict=True):
+            engine = model.engine(64)
+            engine.submit(request)
+            assert answer(engine) == new
+    assert cached == CACHED[kind]
 
 
 def test_phi3_passes_the_boundary_as_in_transformers(tmp_path: Path) -> None:
