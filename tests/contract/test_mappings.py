@@ -173,6 +173,7 @@ READ: Final[dict[str, dict[str, set[str]]]] = {
         "core/train/step.py": {"optimizer.param_groups[0]"},
         "plugin_api/implementations.py": {"options"},
         "registry/discovery.py": {"option.metadata"},
+        "tools/generate/latents.py": {"options"},
         "tools/generate/lean.py": {"options"},
         "tools/plan/trial_build.py": {"frame.f_globals"},
         "tools/verify/capture/rates.py": {"group"},

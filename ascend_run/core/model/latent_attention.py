@@ -156,27 +156,40 @@ class LatentAttention(Attention):
     ) -> tuple[Tensor, Tensor, Tensor]:
         """[s, B, H] -> q and k [S, B, N, C + R], v [S, B, N, E]."""
         config, heads = self.config, self.num_attention_heads_per_partition
-        if config.q_lora_rank is None:
-            mixed, _ = self.linear_q_proj(hidden)
-        else:
-            latent = self._scatter_tokens(self._all_gather(self.linear_q_down_proj(hidden)[0]))
-            mixed, _ = self.linear_q_up_proj(self.q_layernorm(latent))
-        q = mixed.unflatten(-1, (heads, self.key_width))
-        compressed = self._all_gather(self.linear_kv_down_proj(hidden)[0])
-        latent, k_pos_emb = compressed.split((config.kv_lora_rank, config.qk_pos_emb_head_dim), -1)
+        q = self.unrotated_queries(hidden)
+        latent, k_pos_emb = self.compressed(hidden)
         up, _ = self.linear_kv_up_proj(self.kv_layernorm(self._scatter_tokens(latent)))
         k_no_pe, v = up.unflatten(-1, (heads, -1)).split(
             (config.qk_head_dim, config.v_head_dim), -1
         )
         # Each rank's heads contribute a partial gradient of the shared key.
         k_pos_emb = copy_to_tensor_model_parallel_region(k_pos_emb, group=self.tp_group)
-        k_pos_emb = self._rotate(k_pos_emb.unsqueeze(2), tables).expand(-1, -1, heads, -1)
+        k_pos_emb = self.rotated(k_pos_emb.unsqueeze(2), tables).expand(-1, -1, heads, -1)
         q_no_pe, q_pos_emb = q.split((config.qk_head_dim, config.qk_pos_emb_head_dim), -1)
-        q = torch.cat((q_no_pe, self._rotate(q_pos_emb, tables)), -1)
+        q = torch.cat((q_no_pe, self.rotated(q_pos_emb, tables)), -1)
         # A contiguous copy of v, so that backward does not keep the full projection alive.
         return q, torch.cat((k_no_pe, k_pos_emb), -1), v.contiguous()
 
-    def _rotate(self, x_SBNR: Tensor, tables: Tensor) -> Tensor:
+    def unrotated_queries(self, hidden: Tensor) -> Tensor:
+        """[s, B, H] -> [S, B, N, C + R]."""
+        if self.config.q_lora_rank is None:
+            mixed, _ = self.linear_q_proj(hidden)
+        else:
+            latent = self._scatter_tokens(self._all_gather(self.linear_q_down_proj(hidden)[0]))
+            mixed, _ = self.linear_q_up_proj(self.q_layernorm(latent))
+        q: Tensor = mixed.unflatten(-1, (self.num_attention_heads_per_partition, self.key_width))
+        return q
+
+    def compressed(self, hidden: Tensor) -> tuple[Tensor, Tensor]:
+        """[s, B, H] -> the latent [S, B, L] of keys and values before its norm, and the shared key
+        [S, B, R] before RoPE."""
+        config = self.config
+        compressed = self._all_gather(self.linear_kv_down_proj(hidden)[0])
+        latent, k_pos_emb = compressed.split((config.kv_lora_rank, config.qk_pos_emb_head_dim), -1)
+        return latent, k_pos_emb
+
+    def rotated(self, x_SBNR: Tensor, tables: Tensor) -> Tensor:
+        """Apply RoPE by its tables, [2, S, R]."""
         cos, sin = tables.unbind(0)
         return self.ops.rotary(x_SBNR, cos, sin, self.model.latent_rotary_interleaved)
 

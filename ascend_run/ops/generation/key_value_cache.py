@@ -32,8 +32,18 @@ class _Pool:
     """Tokens stored of each sequence."""
 
     @property
+    def held(self) -> tuple[Tensor, ...]:
+        """Tensors with memory of their own."""
+        return (self.k_GPD,) if self.v_GPE is self.k_GPD else (self.k_GPD, self.v_GPE)
+
+    def new(self, k_TGD: Tensor, v_TGE: Tensor) -> zip[tuple[Tensor, Tensor]]:
+        """Return each tensor of the pool with what is to be written to it."""
+        assert (v_TGE is k_TGD) == (self.v_GPE is self.k_GPD), "other values than before"
+        return zip(self.held, (k_TGD, v_TGE), strict=False)
+
+    @property
     def token_bytes(self) -> int:
-        return sum(pool.nbytes // pool.shape[1] for pool in (self.k_GPD, self.v_GPE))
+        return sum(held.nbytes // held.shape[1] for held in self.held)
 
 
 @attrs.frozen(eq=False)
@@ -51,7 +61,7 @@ class KeyValueCache:
     """Pages of all layers; a sequence has the same pages in each layer.
 
     Memory of a layer is allocated at the first append to it, with the heads, widths and dtype found
-    there.
+    there. Keys that are given as the values too, as the same tensor, are stored once.
 
     Args:
         num_tokens: Capacity, rounded up to pages.
@@ -94,7 +104,7 @@ class KeyValueCache:
         sources = self._indices(parent, first, num_stored)
         targets = self._indices(child, first, num_stored)
         for pool in self._pools.values():
-            for held in (pool.k_GPD, pool.v_GPE):
+            for held in pool.held:
                 held[:, targets] = held[:, sources]
             pool.stored[child] = num_stored
 
@@ -120,9 +130,9 @@ class KeyValueCache:
             )
         at = 0
         for low, high in self.pages.tokens(part.sequence, part.start, end):
-            new = slice(at, at := at + high - low)
-            pool.k_GPD[:, low:high] = k_TGD[new].transpose(0, 1)
-            pool.v_GPE[:, low:high] = v_TGE[new].transpose(0, 1)
+            rows = slice(at, at := at + high - low)
+            for held, new in pool.new(k_TGD, v_TGE):
+                held[:, low:high] = new[rows].transpose(0, 1)
         pool.stored[part.sequence] = end
         runs = self.pages.tokens(part.sequence, 0, end)
         k_GLD, v_GLE = (_joined(held, runs) for held in (pool.k_GPD, pool.v_GPE))
@@ -165,8 +175,8 @@ class KeyValueCache:
                     f"do not follow the {stored} stored ones"
                 )
             pool.stored[part.sequence] = part.start + part.count
-        pool.k_GPD.index_copy_(1, pages.written_T, k_TGD.transpose(0, 1))
-        pool.v_GPE.index_copy_(1, pages.written_T, v_TGE.transpose(0, 1))
+        for held, new in pool.new(k_TGD, v_TGE):
+            held.index_copy_(1, pages.written_T, new.transpose(0, 1))
         return CachedKeys(
             k=pool.k_GPD,
             v=pool.v_GPE,
@@ -190,7 +200,7 @@ class KeyValueCache:
     @property
     def num_bytes(self) -> int:
         """Bytes of the reserved pages in all layers: reserved tokens times the sum over layers of
-        ``G * (D + E) * itemsize``."""
+        ``G * (D + E) * itemsize``, or ``G * D * itemsize`` of keys that are the values too."""
         tokens = self.num_pages * self.page_size - self.free_tokens
         return tokens * sum(pool.token_bytes for pool in self._pools.values())
 
@@ -206,11 +216,14 @@ class KeyValueCache:
     def _pool(self, layer_index: int, k_TGD: Tensor, v_TGE: Tensor) -> _Pool:
         if (pool := self._pools.get(layer_index)) is None:
             num_tokens = self.num_pages * self.page_size
-            pool = self._pools[layer_index] = _Pool(
-                k_TGD.new_empty(k_TGD.shape[1], num_tokens, k_TGD.shape[2]),
-                v_TGE.new_empty(v_TGE.shape[1], num_tokens, v_TGE.shape[2]),
-            )
+            k_GPD = _pages(k_TGD, num_tokens)
+            v_GPE = k_GPD if v_TGE is k_TGD else _pages(v_TGE, num_tokens)
+            pool = self._pools[layer_index] = _Pool(k_GPD, v_GPE)
         return pool
+
+
+def _pages(like_TGD: Tensor, num_tokens: int) -> Tensor:
+    return like_TGD.new_empty(like_TGD.shape[1], num_tokens, like_TGD.shape[2])
 
 
 def _joined(held: Tensor, runs: list[tuple[int, int]]) -> Tensor:

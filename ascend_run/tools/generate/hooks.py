@@ -17,10 +17,12 @@ from ascend_run.plugin_api import (
     LinkPlace,
     Manifest,
     ModuleWrapper,
+    RunConfig,
     Wrapper,
     hookimpl,
 )
 
+from .latents import LatentModel
 from .lean import LeanModel
 
 
@@ -37,16 +39,22 @@ class GenerationHooks:
         attention_needs=AttentionFeatures(unequal_lengths=True),
         forward_links={
             "linear": LinkPlace.OWN,
+            "self_attention": LinkPlace.OWN,
             "layer": LinkPlace.OWN,
             "output_layer": LinkPlace.AROUND,
         },
     )
     forward: CachedForward
     lean: LeanModel
+    latents: LatentModel
 
     @hookimpl
     def ascend_linear(self) -> ModuleWrapper:
         return self.lean.linear_link
+
+    @hookimpl
+    def ascend_self_attention(self, config: RunConfig) -> ModuleWrapper | None:
+        return self.latents.link if config.model.multi_latent_attention else None
 
     @hookimpl
     def ascend_layer(self) -> ModuleWrapper:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import TYPE_CHECKING, Any, Final
 
 import attrs
@@ -25,11 +25,11 @@ _UNREAD: Final = (
     "padding_mask",
     "sequence_len_offset",
 )
-"""Arguments of a layer that a lean one does not have; with one of them the modules compute."""
+"""Arguments that a step does not have; with one of them the modules compute."""
 
 
-def _asks_more(options: Mapping[str, Any]) -> bool:
-    """Return whether a call of a layer has an argument that a lean one does not have."""
+def asks_more(options: Mapping[str, Any]) -> bool:
+    """Return whether a call of a layer or its attention has an argument that a step has not."""
     of_batch = options.get("packed_seq_params")
     has_mask = of_batch is not None and (
         of_batch.bias is not None or of_batch.document_ends is not None
@@ -58,7 +58,7 @@ class LeanModel:
         def wrap(inner: Forward) -> Forward:
             def forward(*arguments: Any, **options: Any) -> Any:
                 lean = self.layers.get(layer)
-                if lean is None or self.forward.step is None or arguments or _asks_more(options):
+                if lean is None or self.forward.step is None or arguments or asks_more(options):
                     return inner(*arguments, **options)
                 of_batch = options.get("packed_seq_params")
                 scale = None if of_batch is None else of_batch.query_scale.squeeze(1)
@@ -70,12 +70,15 @@ class LeanModel:
 
         return ForwardLink(wrap=wrap, compilable=False)
 
-    def prepare(self, model: GPT) -> None:
+    def prepare(self, model: GPT, read: Collection[nn.Module] = ()) -> None:
         """Pack the weights of a filled model, and use lean layers from now on.
 
         It can no longer be trained, filled or saved: the plain weights are freed. On several ranks
         it is this rank's part. With sequence parallelism nothing is packed, since collectives are
         within the products. Layers that are split or in stages stay modules, as their config says.
+
+        Args:
+            read: Linears whose plain weights others read.
         """
         import structlog
 
@@ -86,8 +89,8 @@ class LeanModel:
         if packs and dtype in DTYPES and (reason := unavailable(dtype)) is not None:
             log = structlog.get_logger()
             log.warning("generate.unpacked", reason=reason, effect="slower for few tokens")
-        for weight in self.weights.values() if packs else ():
-            weight.pack()
+        for linear, weight in self.weights.items() if packs else ():
+            weight.pack(keep_plain=linear in read)
         angles = StepAngles(model.config.rotary_interleaved)
         for layer in self._seen:
             if (lean := lean_layer(layer, self.weights, angles)) is not None:

@@ -16,11 +16,13 @@ from .model_options import ModelOptions
 def token_bytes(config: RunConfig, dtype: torch.dtype, tp: int = 1) -> int:
     """Return the bytes of the keys and values of one token, on all ranks of a replica:
     ``layers * G * (D + E) * itemsize``, where each tensor-parallel rank has at least one of the G
-    heads.
-
-    The keys and values of latent attention are expanded, one for each query head.
+    heads. Of multi-latent attention ``layers * tp * (L + R) * itemsize``: each of those ranks has
+    the whole latent and the shared key.
     """
     model = config.model
+    if model.multi_latent_attention:
+        width: int = model.kv_lora_rank + model.qk_pos_emb_head_dim
+        return model.num_layers * tp * width * dtype.itemsize  # type: ignore[no-any-return]
     widths = head_widths(model)
     heads: int = model.num_query_groups or model.num_attention_heads
     num_layers: int = model.num_layers

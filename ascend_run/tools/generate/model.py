@@ -24,6 +24,7 @@ from ascend_run.tools.convert.source_options import SourceOptions
 from ascend_run.types.config import RunConfig
 
 from .hooks import GenerationHooks
+from .latents import LatentModel
 from .lean import LeanModel
 from .lengths import text_lengths
 from .memory import memory_problems
@@ -137,19 +138,20 @@ def _stage(
         lengths = text_lengths(source.config, model_options.rope_length)
         _require_generating(source, dtype, cache_tokens(lengths.longest), model_options)
         forward = CachedForward()
-        lean = LeanModel(forward)
+        lean, latents = LeanModel(forward), LatentModel(forward)
         bundle, context = stack.enter_context(
             built_bundle(
                 source,
                 dtype,
                 refusal=f"the model of {source.folder} cannot be built to generate",
-                plugins=[GenerationHooks(forward, lean)],
+                plugins=[GenerationHooks(forward, lean, latents)],
                 world_size=model_options.world_size,
                 layout=model_options.layout(experts=bool(source.config.model.num_moe_experts)),
             )
         )
-        stage = Stage(bundle, context, forward, lean)
-        lean.prepare(stage.chunk)
+        stage = Stage(bundle, context, forward, lean, latents)
+        latents.prepare(lean.weights)
+        lean.prepare(stage.chunk, read={*latents.linears()})
         if (rotary := stage.chunk.rotary) is not None:
             stage.positions = RotaryPositions(rotary.at, lengths, dtype, torch.device("cpu"))
         yield stage, lengths

@@ -1,17 +1,19 @@
 """Recognise what a layer of modules computes; imports Megatron.
 
 A layer is recognised by the types of its modules, the links and hooks on them, and the fields of
-its config. Whatever is unknown stays with the modules.
+its config. Whatever is unknown stays with the modules. So is multi-latent attention, but for the
+fields, since its own modules are called.
 """
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, Final
 
 import torch
 from megatron.core.fusions.fused_bias_dropout import get_bias_dropout_add
+from megatron.core.tensor_parallel.layers import ColumnParallelLinear
 from megatron.core.transformer.identity_op import IdentityFuncOp, IdentityOp
 from megatron.core.transformer.mlp import MLP
 from megatron.core.transformer.moe.moe_layer import MoELayer
@@ -21,10 +23,12 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from ascend_run.core.model.attention import CoreAttention, SelfAttention
+from ascend_run.core.model.latent_attention import LatentAttention
 from ascend_run.core.model.norm import L2Norm, Norm
 from ascend_run.core.model.residual import ResidualAdd
 from ascend_run.core.model.spec import Activation
 from ascend_run.ops.generation.cached_attention import CachedAttention
+from ascend_run.ops.generation.latent_attention import CachedLatents
 from ascend_run.ops.generation.lean_layer import (
     LeanAttention,
     LeanLayer,
@@ -37,6 +41,7 @@ from ascend_run.ops.generation.lean_layer import (
     swiglu,
 )
 from ascend_run.ops.linear.packed_linear import PackedWeight
+from ascend_run.ops.linear.stored_weight import stored_weight
 from ascend_run.types.attention import AttentionSpec
 from ascend_run.types.forward import chain_of
 
@@ -116,7 +121,12 @@ def _unknown(layer: Any) -> Iterator[str]:
     inside = [*layer.self_attention.modules(), *_norms_of(layer)]
     if type(layer.mlp) is MLP:
         inside += layer.mlp.modules()
-    for module in (layer, *inside):
+    yield from _foreign((layer, *inside))
+
+
+def _foreign(modules: Iterable[nn.Module]) -> Iterator[str]:
+    """Yield what others have put around forwards."""
+    for module in modules:
         yield from set(chain_of(module).names) - _OWN_LINKS
         if module._forward_hooks or module._forward_pre_hooks:
             yield "hooks"
@@ -181,23 +191,26 @@ def _attention(module: Any, packed: Packed, angles: StepAngles) -> LeanAttention
     if qkv is None or proj is None or not one_rank or None in norms:
         return None
     q_norm, k_norm = (None if norm is None else norm.of_rows for norm in norms)
-    spec = AttentionSpec(
-        scale=core.scale,
-        mask=core.mask,
-        position_bias=core.position_bias,
-        sinks=core.softmax_offset,
-        softcap=core.softcap,
-    )
     return LeanAttention(
         qkv=qkv,
         proj=proj,
         kernel=kernel,
-        spec=spec,
+        spec=_spec(core),
         num_groups=module.num_query_groups_per_partition,
         width=module.hidden_size_per_attention_head,
         angles=angles,
         q_norm=q_norm,
         k_norm=k_norm,
+    )
+
+
+def _spec(core: CoreAttention) -> AttentionSpec:
+    return AttentionSpec(
+        scale=core.scale,
+        mask=core.mask,
+        position_bias=core.position_bias,
+        sinks=core.softmax_offset,
+        softcap=core.softcap,
     )
 
 
@@ -226,3 +239,25 @@ def _called(module: Any) -> OfRows:
 
     assert type(module) in (MLP, MoELayer)
     return of_rows
+
+
+def cached_latents(module: Any, packed: Packed) -> CachedLatents | None:
+    """Return what computes steps of multi-latent attention by latents in pages; None if something
+    is around what it passes over, or if the attention's kernel reads no pages."""
+    core: Any = getattr(module, "core_attention", None)
+    if type(module) is not LatentAttention or type(core) is not CoreAttention or module.training:
+        return None
+    kernel: Any = core.kernel
+    up: Any = module.linear_kv_up_proj
+    reads_pages = type(kernel) is CachedAttention and kernel.inner.features.cached
+    is_plain = type(up) is ColumnParallelLinear and up.bias is None and up in packed
+    is_plain = is_plain and stored_weight(up.weight) is None
+    if not reads_pages or not is_plain or any(_foreign((up, *core.modules()))):
+        return None
+    return CachedLatents(
+        kernel=kernel,
+        up=packed[up],
+        up_NXL=up.weight.detach().unflatten(0, (module.num_attention_heads_per_partition, -1)),
+        key_width=module.config.qk_head_dim,
+        spec=_spec(core),
+    )

@@ -14,6 +14,7 @@ from ascend_run.ops.generation.cached_attention import CachedForward
 from ascend_run.ops.generation.positions import RotaryPositions
 from ascend_run.ops.generation.step import Step
 
+from .latents import LatentModel
 from .lean import LeanModel
 
 if TYPE_CHECKING:
@@ -31,6 +32,7 @@ class Stage:
     context: RunContext
     forward: CachedForward
     lean: LeanModel
+    latents: LatentModel
     positions: RotaryPositions | None = None  #: None: the model has no rotary positions.
 
     @property

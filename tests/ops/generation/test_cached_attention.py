@@ -31,7 +31,7 @@ SPECS = {
 
 def softmax_attention(q: Tensor, k: Tensor, v: Tensor, spec: AttentionSpec) -> Tensor:
     """[S, N, D], [S, G, D], [S, G, E] -> [S, N, E], by the formula."""
-    k, v = (x.repeat_interleave(N // G, 1) for x in (k, v))
+    k, v = (x.repeat_interleave(N // x.shape[1], 1) for x in (k, v))
     scores = torch.einsum("snd,tnd->nst", q, k) * spec.scale
     distance = torch.arange(len(q))[:, None] - torch.arange(len(q))
     if spec.softcap is not None:
