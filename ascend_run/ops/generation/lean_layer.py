@@ -5,7 +5,7 @@ function of the same parameters, by their tensors alone.
 """
 
 # T tokens of a step, H hidden size, N query heads, G key-value heads, D head width, R rotated width
-# (at most D), W rows of a projection
+# (at most D), K inputs and W outputs of a projection; heads, K and W are those of this rank
 
 from __future__ import annotations
 
@@ -15,9 +15,11 @@ from typing import TypeAlias
 import attrs
 import torch
 from torch import Tensor
+from torch import distributed as dist
 from torch.nn import functional as F
 
 from ascend_run.ops.linear.packed_linear import PackedWeight
+from ascend_run.ops.linear.plain_matmuls import Group
 from ascend_run.types.attention import AttentionSpec
 
 from .cached_attention import CachedAttention
@@ -50,9 +52,15 @@ class LeanLinear:
 
     weight: PackedWeight
     bias_W: Tensor | None
+    group: Group | None = None
+    """Ranks that have a share of K each, whose products are summed; None: this one has all of K."""
 
     def __call__(self, x_TK: Tensor) -> Tensor:
-        return self.weight(x_TK, self.bias_W)
+        if self.group is None:
+            return self.weight(x_TK, self.bias_W)
+        out_TW = self.weight(x_TK)
+        dist.all_reduce(out_TW, group=self.group)
+        return out_TW if self.bias_W is None else out_TW + self.bias_W
 
 
 @attrs.define(eq=False)
@@ -105,11 +113,11 @@ class StepAngles:
 class LeanAttention:
     """Self-attention of a step: [T, H] -> [T, H].
 
-    The rows of ``qkv`` are in Megatron's order: of each key-value group its queries, its key, its
-    value.
+    The entries of ``qkv`` are in Megatron's order: of each key-value group of this rank its
+    queries, its key, its value.
     """
 
-    qkv: LeanLinear
+    qkv: OfRows
     proj: LeanLinear
     kernel: CachedAttention
     spec: AttentionSpec

@@ -74,8 +74,8 @@ class LeanModel:
         """Pack the weights of a filled model, and use lean layers from now on.
 
         It can no longer be trained, filled or saved: the plain weights are freed. On several ranks
-        it is this rank's part. With sequence parallelism nothing is packed, since collectives are
-        within the products. Layers that are split or in stages stay modules, as their config says.
+        it is this rank's part. With sequence parallelism nothing is packed and no layer is lean,
+        since a rank has a share of the tokens only.
 
         Args:
             read: Linears whose plain weights others read.
@@ -95,8 +95,7 @@ class LeanModel:
         for layer in self._seen:
             if (lean := lean_layer(layer, self.weights, angles)) is not None:
                 self.layers[layer] = lean
-        on_one_rank = model.pg_collection.tp.size() == 1
-        if model.post_process and on_one_rank and not model.normalizes_rows:
+        if model.post_process and packs and not model.normalizes_rows:
             self.forward.output = self._output(model)
 
     def _output(self, model: GPT) -> LeanLinear:

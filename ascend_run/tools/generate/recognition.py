@@ -13,7 +13,7 @@ from typing import Any, Final
 
 import torch
 from megatron.core.fusions.fused_bias_dropout import get_bias_dropout_add
-from megatron.core.tensor_parallel.layers import ColumnParallelLinear
+from megatron.core.tensor_parallel.layers import ColumnParallelLinear, RowParallelLinear
 from megatron.core.transformer.identity_op import IdentityFuncOp, IdentityOp
 from megatron.core.transformer.mlp import MLP
 from megatron.core.transformer.moe.moe_layer import MoELayer
@@ -25,6 +25,7 @@ from torch.nn import functional as F
 from ascend_run.core.model.attention import CoreAttention, SelfAttention
 from ascend_run.core.model.latent_attention import LatentAttention
 from ascend_run.core.model.norm import L2Norm, Norm
+from ascend_run.core.model.replicated_groups import own_heads
 from ascend_run.core.model.residual import ResidualAdd
 from ascend_run.core.model.spec import Activation
 from ascend_run.ops.generation.cached_attention import CachedAttention
@@ -55,12 +56,13 @@ _KNOWN = """
     activation_func activation_func_clamp_value add_bias_linear add_qkv_bias attention_dropout
     attention_softmax_in_fp32 autocast_dtype bf16 bias_activation_fusion bias_dropout_fusion
     calculate_per_token_loss cuda_graph_scope embedding_init_method embedding_init_method_std
-    expert_tensor_parallel_size ffn_hidden_size fp16 gated_linear_unit glu_linear_offset
-    hidden_dropout hidden_size init_method init_method_std kv_channels layernorm_epsilon
-    layernorm_zero_centered_gamma masked_softmax_fusion microbatch_group_size_per_vp_stage
-    normalization num_attention_heads num_layers num_query_groups output_layer_init_method
-    params_dtype pipeline_dtype qk_l2_norm qk_layernorm recompute_modules rotary_interleaved
-    softmax_scale softmax_type use_te_activation_func variable_seq_lengths window_attn_skip_freq
+    expert_model_parallel_size expert_tensor_parallel_size ffn_hidden_size fp16 gated_linear_unit
+    glu_linear_offset hidden_dropout hidden_size init_method init_method_std kv_channels
+    layernorm_epsilon layernorm_zero_centered_gamma masked_softmax_fusion
+    microbatch_group_size_per_vp_stage normalization num_attention_heads num_layers num_query_groups
+    output_layer_init_method params_dtype pipeline_dtype pipeline_model_parallel_size qk_l2_norm
+    qk_layernorm recompute_modules rotary_interleaved softmax_scale softmax_type
+    tensor_model_parallel_size use_te_activation_func variable_seq_lengths window_attn_skip_freq
     window_size
 """
 KNOWN_FIELDS: Final = frozenset(_KNOWN.split())
@@ -176,8 +178,11 @@ def _residual(add: Any) -> LeanResidual | None:
 
 
 def _linear(module: Any, packed: Packed) -> LeanLinear | None:
-    weight = packed.get(module)
-    return None if weight is None else LeanLinear(weight, module.bias)
+    if (weight := packed.get(module)) is None:
+        return None
+    group = module.tp_group if isinstance(module, RowParallelLinear) else None
+    is_split = group is not None and group.size() > 1
+    return LeanLinear(weight, module.bias, group if is_split else None)
 
 
 def _attention(module: Any, packed: Packed, angles: StepAngles) -> LeanAttention | None:
@@ -187,12 +192,11 @@ def _attention(module: Any, packed: Packed, angles: StepAngles) -> LeanAttention
     qkv, proj = _linear(module.linear_qkv, packed), _linear(module.linear_proj, packed)
     norms = [_norm(norm) for norm in (module.q_layernorm, module.k_layernorm)]
     kernel: Any = core.kernel
-    one_rank = module.world_size == 1 and type(kernel) is CachedAttention
-    if qkv is None or proj is None or not one_rank or None in norms:
+    if qkv is None or proj is None or type(kernel) is not CachedAttention or None in norms:
         return None
     q_norm, k_norm = (None if norm is None else norm.of_rows for norm in norms)
     return LeanAttention(
-        qkv=qkv,
+        qkv=_of_own_heads(qkv, module),
         proj=proj,
         kernel=kernel,
         spec=_spec(core),
@@ -202,6 +206,13 @@ def _attention(module: Any, packed: Packed, angles: StepAngles) -> LeanAttention
         q_norm=q_norm,
         k_norm=k_norm,
     )
+
+
+def _of_own_heads(qkv: LeanLinear, module: Any) -> OfRows:
+    """Return the projection to this rank's heads, some of which may be another rank's too."""
+    if module.config.num_query_groups >= module.world_size:
+        return qkv
+    return lambda x_TH: own_heads(qkv(x_TH), module.config, module.tp_group)
 
 
 def _spec(core: CoreAttention) -> AttentionSpec:

@@ -41,8 +41,9 @@ def on_ranks(
             packs = dtype in DTYPES and not config.parallel.sequence_parallel
             packed = any(weight.packed is not None for weight in lean.weights.values())
             assert packed == (packs and unavailable(dtype) is None)
-            if dtype in DTYPES:
-                assert bool(lean.layers) == (options.tp == options.pp == options.ep == 1)
+            is_latent = bool(config.model.multi_latent_attention)
+            assert bool(lean.layers) == (not is_latent and not config.parallel.sequence_parallel)
+            assert bool(model._stage.latents.layers) == is_latent
             return [found_by(model, batch) for batch in batches]
 
 

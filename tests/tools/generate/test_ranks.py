@@ -29,7 +29,9 @@ LAYOUTS = {
     "pp-dp": ModelOptions(pp=2, nproc=4),
     "pp-ep": ModelOptions(pp=2, ep=2),
 }
-FAMILIES = ("llama", "gemma3_text", "gpt2", "bloom", "deepseek_v3", "mixtral", "phimoe")
+LATENT = ("deepseek_v2", "deepseek_v3", "minicpm3")
+FAMILIES = ("llama", "qwen2", "gemma3_text", "gpt2", "bloom", "mixtral", "phimoe", *LATENT)
+CHANGES = {"qwen2": BY_NAME["qwen2"].variants["tied, one group, a window"]}
 TOLERANCES = {torch.float64: 1e-10, torch.float32: 1e-5}
 CASES = [
     (name, layout, dtype)
@@ -43,14 +45,20 @@ CASES = [
 
 def written(folder: Path, name: str) -> str:
     family = BY_NAME[name]
-    model: Any = family.model(vocab_size=VOCAB)
+    model: Any = family.model(**{**CHANGES.get(name, {}), "vocab_size": VOCAB})
     model.save_pretrained(folder)
     if family.publish:
         publish(folder, family.publish, model.config)
     return str(folder)
 
 
-@pytest.mark.exhaustive(by=lambda layout, dtype: [*layout.split("-"), dtype])
+def aspects(name: str, layout: str, dtype: torch.dtype) -> list[object]:
+    """Of which each is in the suite: also a group of heads that ranks share, and latents."""
+    kind = "latents" if name in LATENT else "one group" if name in CHANGES else ""
+    return [*layout.split("-"), dtype, *((kind, size) for size in ("tp", "pp") if size in layout)]
+
+
+@pytest.mark.exhaustive(by=aspects)
 @pytest.mark.parametrize(("name", "layout", "dtype"), CASES, ids=str)
 def test_logits_and_ids_on_ranks_are_those_of_one(
     name: str, layout: str, dtype: torch.dtype, gloo_pool: GlooPool, tmp_path: Path
