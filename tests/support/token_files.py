@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -13,12 +12,10 @@ from ascend_run.plugin_api import RunConfig
 from ascend_run.text.dataset_paths import bin_path, idx_path
 from ascend_run.text.indexed import IndexedWriter, dtype_for
 from ascend_run.types.config import DataSection, RunSection
+from tests.support.quiet_imports import import_quietly
 from tests.support.tiny_configs import model_fields, parallel_fields
 
-# Megatron and its dependencies warn of deprecations when first imported.
-with warnings.catch_warnings():
-    warnings.simplefilter("ignore")
-    import megatron.core.datasets.gpt_dataset  # noqa: F401
+import_quietly("megatron.core.datasets.gpt_dataset")
 
 WriteDataset = Callable[..., str]
 

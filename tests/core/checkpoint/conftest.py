@@ -1,11 +1,5 @@
-"""Megatron is imported here, once: its import makes torch warn of torch's own deprecated parts, and
-a warning is an error in a test."""
+"""Megatron, imported before the first test module asks for it."""
 
-from __future__ import annotations
+from tests.support.quiet_imports import import_quietly
 
-import importlib
-import warnings
-
-with warnings.catch_warnings():
-    warnings.simplefilter("ignore")
-    importlib.import_module("megatron.core.optimizer")
+import_quietly("megatron.core.optimizer")

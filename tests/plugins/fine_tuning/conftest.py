@@ -2,18 +2,14 @@
 
 from __future__ import annotations
 
-import warnings
-
 import pytest
 
 from ascend_run.testing.pool import GlooPool
+from tests.support.quiet_imports import import_quietly
 
 from .adapter_trials import Trials
 
-# Megatron and what it imports warn of what they deprecate or miss, once, when first imported.
-with warnings.catch_warnings():
-    warnings.simplefilter("ignore")
-    import megatron.core.models.gpt  # noqa: F401
+import_quietly("megatron.core.models.gpt")
 
 
 @pytest.fixture(scope="module")

@@ -2,18 +2,14 @@
 
 from __future__ import annotations
 
-import warnings
-
 import pytest
 
 from ascend_run.testing.pool import GlooPool
 from ascend_run.tools.verify.ranks import PoolRanks
 from ascend_run.tools.verify.verifier import Verifier
+from tests.support.quiet_imports import import_quietly
 
-# Megatron and its dependencies warn of deprecations and missing packages when first imported.
-with warnings.catch_warnings():
-    warnings.simplefilter("ignore")
-    import megatron.core.datasets.gpt_dataset  # noqa: F401
+import_quietly("megatron.core.datasets.gpt_dataset")
 
 
 @pytest.fixture(scope="module")

@@ -1,10 +1,5 @@
 """Megatron, imported before the first test module asks for it."""
 
-from __future__ import annotations
+from tests.support.quiet_imports import import_quietly
 
-import warnings
-
-# Megatron and what it imports warn of what they deprecate or miss, once, when first imported.
-with warnings.catch_warnings():
-    warnings.simplefilter("ignore")
-    import megatron.core.optimizer_param_scheduler  # noqa: F401
+import_quietly("megatron.core.optimizer_param_scheduler")

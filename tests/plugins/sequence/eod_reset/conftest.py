@@ -1,10 +1,5 @@
-"""Imports Megatron's datasets before the first test module does."""
+"""Megatron, imported before the first test module asks for it."""
 
-from __future__ import annotations
+from tests.support.quiet_imports import import_quietly
 
-import warnings
-
-# Megatron and its dependencies warn of deprecations and missing packages when first imported.
-with warnings.catch_warnings():
-    warnings.simplefilter("ignore")
-    import megatron.core.datasets.gpt_dataset  # noqa: F401
+import_quietly("megatron.core.datasets.gpt_dataset")
