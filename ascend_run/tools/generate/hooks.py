@@ -21,6 +21,7 @@ from ascend_run.plugin_api import (
     Wrapper,
     hookimpl,
 )
+from ascend_run.plugin_api.contracts import ExpertsKernel
 
 from .latents import LatentModel
 from .lean import LeanModel
@@ -55,6 +56,10 @@ class GenerationHooks:
     @hookimpl
     def ascend_self_attention(self, config: RunConfig) -> ModuleWrapper | None:
         return self.latents.link if config.model.multi_latent_attention else None
+
+    @hookimpl
+    def ascend_experts(self) -> ExpertsKernel:
+        return self.lean.experts
 
     @hookimpl
     def ascend_layer(self) -> ModuleWrapper:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, Final
 import attrs
 from torch import nn
 
+from ascend_run.ops.experts.packed_experts import PackedExperts
 from ascend_run.ops.generation.cached_attention import CachedForward
 from ascend_run.ops.generation.lean_layer import LeanLayer, LeanLinear, StepAngles
 from ascend_run.ops.linear.packed_linear import DTYPES, PackedWeight, packed_link, unavailable
@@ -39,10 +40,12 @@ def asks_more(options: Mapping[str, Any]) -> bool:
 
 @attrs.define(eq=False)
 class LeanModel:
-    """Links of the linears and layers of a model, which take effect with ``prepare``."""
+    """Links of the linears and layers of a model, and its experts; they take effect with
+    ``prepare``."""
 
     forward: CachedForward
     weights: dict[nn.Module, PackedWeight] = attrs.field(factory=dict)
+    experts: PackedExperts = attrs.field(factory=PackedExperts)
     layers: dict[nn.Module, LeanLayer] = attrs.field(factory=dict)
     _seen: list[nn.Module] = attrs.field(factory=list)
 
@@ -74,13 +77,15 @@ class LeanModel:
         """Pack the weights of a filled model, and use lean layers from now on.
 
         It can no longer be trained, filled or saved: the plain weights are freed. On several ranks
-        it is this rank's part. With sequence parallelism nothing is packed and no layer is lean,
-        since a rank has a share of the tokens only.
+        it is this rank's part. With sequence parallelism only experts are packed and no layer is
+        lean, since a rank has a share of the tokens.
 
         Args:
             read: Linears whose plain weights others read.
         """
         import structlog
+
+        from ascend_run.core.model.experts import Experts
 
         from .recognition import lean_layer
 
@@ -91,6 +96,10 @@ class LeanModel:
             log.warning("generate.unpacked", reason=reason, effect="slower for few tokens")
         for linear, weight in self.weights.items() if packs else ():
             weight.pack(keep_plain=linear in read)
+        for module in model.modules():
+            if isinstance(module, Experts) and module.compute is self.experts:
+                self.experts.pack(module.fc1)
+                self.experts.pack(module.fc2)
         angles = StepAngles(model.config.rotary_interleaved)
         for layer in self._seen:
             if (lean := lean_layer(layer, self.weights, angles)) is not None:

@@ -87,6 +87,7 @@ def test_lean_layers_of_a_family_compute_as_its_modules(
             weight for weight in model._stage.lean.weights.values() if weight.packed is not None
         ]
         assert packed
+        assert bool(model._stage.lean.experts.packed) == BY_NAME[case[0]].experts
         torch.testing.assert_close(
             [x.double() for x in logits(model)], want, rtol=1e-3, atol=1e-3, check_dtype=False
         )
