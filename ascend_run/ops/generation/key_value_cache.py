@@ -91,15 +91,18 @@ class KeyValueCache:
         """
         self.pages.grow(sequence, num_tokens)
 
-    def fork(self, parent: int, child: int) -> None:
-        """Begin a new sequence with the tokens of another, and as many pages: both have its full
-        pages, and the last tokens are copied.
+    def fork(self, parent: int, child: int, num_tokens: int | None = None) -> None:
+        """Begin a new sequence with the tokens of another: both have its full pages, and the last
+        tokens are copied.
+
+        Args:
+            num_tokens: To reserve pages for, with those tokens; None: as many as the other has.
 
         Raises:
             CacheFull: There are too few free pages.
         """
         (num_stored,) = {pool.stored.get(parent, 0) for pool in self._pools.values()} or {0}
-        self.pages.fork(parent, child, num_stored)
+        self.pages.fork(parent, child, num_stored, num_tokens)
         first = num_stored - num_stored % self.page_size
         sources = self._indices(parent, first, num_stored)
         targets = self._indices(child, first, num_stored)

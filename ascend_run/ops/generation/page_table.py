@@ -61,12 +61,13 @@ class PageTable:
         if missing > 0:
             self._runs[sequence] = _joined([*runs, *self._taken(missing, num_tokens)])
 
-    def fork(self, parent: int, child: int, num_stored: int) -> None:
-        """Give a new sequence the full pages of the parent's first tokens, and of its own as many
-        more as the parent has.
+    def fork(self, parent: int, child: int, num_stored: int, num_tokens: int | None = None) -> None:
+        """Give a new sequence the full pages of the parent's first tokens, and the others of its
+        own.
 
         Args:
             num_stored: Tokens that both have. Those after the last full page are to be copied.
+            num_tokens: That the child's pages hold, at least those; None: as the parent's.
 
         Raises:
             CacheFull: There are too few free pages.
@@ -74,7 +75,8 @@ class PageTable:
         assert child not in self._runs, f"sequence {child} has pages already"
         runs = self._runs[parent]
         shared = [*_first(runs, num_stored // self.page_size)]
-        count = _length(runs) - _length(shared)
+        num_pages = _length(runs) if num_tokens is None else -(-num_tokens // self.page_size)
+        count = num_pages - _length(shared)
         own = self._taken(count, count * self.page_size) if count else []
         for page in _members(shared):
             self._num_others[page] = self._num_others.get(page, 0) + 1

@@ -57,7 +57,7 @@ def perplexities(
         rows = [*windows(stream.ids, window, stride or window)]
         total, done, sums = len(stream.ids) - 1, 0, []
         for row, scores in zip(rows, row_scores(model, rows), strict=True):
-            sums.append(float(scores.sum()))
+            sums.append(float(scores.log_probabilities.sum()))
             done += row.num_scored
             progress(stream.name, done, total)
         found.append(

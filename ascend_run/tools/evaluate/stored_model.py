@@ -105,7 +105,7 @@ class StoredModel:
         for begin in range(0, len(pairs), _PAIRS):
             rows = [self._row(*pair) for pair in pairs[begin : begin + _PAIRS]]
             for scores in row_scores(self.model, rows):
-                yield float(scores.sum())
+                yield float(scores.log_probabilities.sum())
 
     def _row(self, prompt: Prompt, text: str) -> Row:
         ids = self._ids(prompt, text)

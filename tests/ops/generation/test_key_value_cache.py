@@ -131,6 +131,21 @@ def test_a_fork_shares_full_pages_and_copies_the_last_tokens(num_stored: int) ->
     assert cache.pages._free == [(0, 15)]
 
 
+def test_a_fork_may_have_more_or_fewer_pages_than_the_other() -> None:
+    cache = KeyValueCache(60, PAGE)
+    cache.reserve(0, 13)
+    k, v = torch.randn(6, G, D), torch.randn(6, G, E)
+    cache.append(0, StepPart(0, 0, 0, 6), k, v)
+    for child, num_tokens in ((1, 30), (2, 7)):
+        free = cache.free_tokens
+        cache.fork(0, child, num_tokens)
+        pages = -(-num_tokens // PAGE)
+        assert cache.pages.num_tokens(child) == pages * PAGE
+        assert cache.free_tokens == free - (pages - 6 // PAGE) * PAGE
+        keys, _ = cache.append(0, StepPart(child, 6, 0, 1), k[:1], v[:1])
+        assert torch.equal(keys, torch.cat([k, k[:1]]))
+
+
 def test_pages_that_are_not_adjacent_serve_when_no_run_is_long_enough() -> None:
     cache = KeyValueCache(40, 4)
     for sequence in range(5):

@@ -135,7 +135,9 @@ def test_rows_in_chunks_have_the_scores_of_whole_rows(
     for row, scores in zip(rows, got, strict=True):
         logits = logits_of([*row.ids][:-1]).log_softmax(-1)
         wanted = logits.gather(1, torch.tensor(row.ids[1:])[:, None])[-row.num_scored :, 0]
-        torch.testing.assert_close(scores, wanted, rtol=0, atol=1e-10)
+        torch.testing.assert_close(scores.log_probabilities, wanted, rtol=0, atol=1e-10)
+        greedy = logits[-row.num_scored :].argmax(-1).tolist() == row.ids[-row.num_scored :]
+        assert scores.greedy == greedy
 
 
 @pytest.mark.parametrize("tokens", [2, 9, 10, 11, 12, 35])
