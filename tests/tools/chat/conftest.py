@@ -1,10 +1,6 @@
 """Megatron, imported before the first test module asks for it."""
 
-from __future__ import annotations
+from tests.support.no_network import no_network as no_network
+from tests.support.quiet_imports import import_quietly
 
-import warnings
-
-# Megatron and what it imports warn of what they deprecate or miss, once, when first imported.
-with warnings.catch_warnings():
-    warnings.simplefilter("ignore")
-    import megatron.core.models.gpt  # noqa: F401
+import_quietly("megatron.core.models.gpt")

@@ -5,7 +5,6 @@ from __future__ import annotations
 import io
 import json
 import signal
-import socket
 import subprocess
 import sys
 from collections.abc import Callable
@@ -46,15 +45,10 @@ def plain(folder: Path, tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def talk(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Talk:
+def talk(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, no_network: None
+) -> Talk:
     """Run the command with ``--json`` and lines in a pipe, without a network."""
-
-    def refuse(self: socket.socket, address: Any) -> None:
-        assert address[0] == "127.0.0.1", f"a connection to {address}"  # of the process group
-        connect(self, address)
-
-    connect = socket.socket.connect
-    monkeypatch.setattr(socket.socket, "connect", refuse)
 
     def talk(lines: list[str], *words: object, code: int = 0) -> Records:
         monkeypatch.setattr(sys, "stdin", io.StringIO("".join(f"{line}\n" for line in lines)))

@@ -9,6 +9,7 @@ import pytest
 
 from ascend_run.entrypoints.cli import run
 from ascend_run.text.tokenizer import train_tokenizer
+from tests.support.no_network import no_network as no_network
 from tests.support.tiny_llama import write_llama
 from tests.support.token_files import write_dataset as write_dataset
 
@@ -26,8 +27,8 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-def evaluate(capsys: pytest.CaptureFixture[str]) -> Callable[..., Any]:
-    """Run the command with ``--json`` in float64."""
+def evaluate(capsys: pytest.CaptureFixture[str], no_network: None) -> Callable[..., Any]:
+    """Run the command with ``--json`` in float64, without a network."""
 
     def run_it(*words: object) -> Any:
         capsys.readouterr()

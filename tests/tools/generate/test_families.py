@@ -7,17 +7,19 @@ from typing import Any
 import pytest
 import torch
 
+from ascend_run.ops.generation.engine import Request
 from ascend_run.ops.generation.step import Chunk, Step
 from ascend_run.testing.hugging_face.widened import computing_in
 from ascend_run.tools.convert.source_options import SourceOptions
 from ascend_run.tools.generate.memory import token_bytes
 from ascend_run.tools.generate.model import loaded_model
-from tests.plugins.models.cases import CASES
+from tests.plugins.models.cases import CASES, FAMILIES, Family
 from tests.plugins.models.published import publish
 
 from .test_logits import logits_in_chunks, logits_of_new, require_each_of_its_text, whole
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*tp_group is None:DeprecationWarning")
+NUM_PROMPTS = 26
 
 
 def aspects(case: str) -> list[object]:
@@ -26,6 +28,36 @@ def aspects(case: str) -> list[object]:
     words = ("window", "yarn", "factors, a window", "one group")
     shown = [("experts", family.experts), *(word for word in words if word in case)]
     return [*shown, family.name == "deepseek_v3"]
+
+
+@pytest.mark.exhaustive(by=lambda family: {family.name} & {"llama"})
+@pytest.mark.parametrize(
+    "family", [one for one in FAMILIES if not one.publish], ids=lambda family: family.name
+)
+def test_greedy_ids_of_a_family_are_those_of_transformers(family: Family, tmp_path: Path) -> None:
+    """A batch of unequal prompts, each alone in transformers; in the campaign more than 500."""
+    model: Any = family.model(torch.float64)
+    model.save_pretrained(tmp_path)
+    draw = random.Random(family.name)
+    with loaded_model(tmp_path, SourceOptions(family=family.name), torch.float64) as loaded:
+        ids = range(3, loaded.config.model.vocab_size)
+        prompts = [tuple(draw.choices(ids, k=draw.randint(1, 12))) for _ in range(NUM_PROMPTS)]
+        engine = loaded.engine(NUM_PROMPTS * 32, max_sequences=8)
+        asked = [Request(prompt=prompt, max_new_tokens=8) for prompt in prompts]
+        found: dict[int, list[int]] = {engine.submit(one): [] for one in asked}
+        while not engine.is_idle:
+            for emitted in engine.step():
+                found[emitted.sequence].append(emitted.token)
+    for prompt, new in zip(prompts, found.values(), strict=True):
+        with computing_in(torch.float64), torch.no_grad():
+            out = model.eval().generate(
+                torch.tensor([prompt]),
+                do_sample=False,
+                max_new_tokens=8,
+                eos_token_id=None,
+                pad_token_id=0,
+            )
+        assert new == out[0, len(prompt) :].tolist()
 
 
 @pytest.mark.exhaustive(by=aspects)

@@ -7,6 +7,7 @@ import pytest
 
 from ascend_run.tools.generate.texts import Texts
 from tests.support.browsers import require_browser, started_browser
+from tests.support.no_network import no_network as no_network
 from tests.tools.report.page import Browser
 
 from .serving import Served, counting, tiny_texts

@@ -7,7 +7,6 @@ import gc
 import json
 import os
 import random
-import socket
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -104,15 +103,8 @@ def _alone(session: Session, model: ServedModel, prompt: str) -> tuple[str, str]
 
 
 @pytest.fixture(autouse=True)
-def _nothing_is_left(loaded: Loaded, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+def _nothing_is_left(loaded: Loaded, no_network: None) -> Iterator[None]:
     """After each test all pages are free; no socket reaches beyond this machine."""
-    connect = socket.socket.connect
-
-    def refuse(self: socket.socket, address: Any) -> None:
-        assert address[0] == "127.0.0.1", f"a connection to {address}"
-        connect(self, address)
-
-    monkeypatch.setattr(socket.socket, "connect", refuse)
     yield
     assert loaded.engine.failure is None
     until(lambda: loaded.engine.is_idle and not loaded.engine.open)
