@@ -90,8 +90,14 @@ class Service:
         """
         asked = read(parsed(await body_of(http, self.limits)))
         # In another thread, since a long prompt takes a while to encode.
-        request = await asyncio.to_thread(self.model.request, asked, self.limits)
-        if len(self.engine.open) >= self.limits.max_open:
+        requests = await asyncio.to_thread(self.model.requests, asked, self.limits)
+        if len(requests) > self.limits.max_open:
+            raise ApiError(
+                f"{len(requests)} prompts in one request, and at most {self.limits.max_open} are "
+                "taken; send several requests",
+                param="prompt",
+            )
+        if len(self.engine.open) + len(requests) > self.limits.max_open:
             raise ApiError(
                 f"{len(self.engine.open)} requests wait or run, and no more are taken; ask again "
                 "later",
@@ -101,17 +107,17 @@ class Service:
             )
         most_unread = self.limits.max_unread if asked.stream else None
         try:
-            ticket = self.engine.submit(request, asked.stop, most_unread)
+            tickets = [self.engine.submit(one, asked.stop, most_unread) for one in requests]
         except EngineFailed:
             raise engine_failed() from None
         answer = form(
             model=self.model.name,
             texts=self.model.texts,
-            num_prompt=len(request.prompt),
+            num_prompt=sum(len(one.prompt) for one in requests),
             include_usage=asked.include_usage,
             tools=names_of(asked.tools),
         )
-        reply = Reply(self.engine, ticket, answer, asked.stream, self.limits)
+        reply = Reply(self.engine, tickets, answer, asked.stream, self.limits)
         return cast(Response, reply)  # of which starlette needs the call alone
 
     def _card(self) -> dict[str, Any]:

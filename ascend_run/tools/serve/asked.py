@@ -54,8 +54,10 @@ class Asked:
     """A request, of either kind."""
 
     model: str
-    prompt: Prompt | tuple[Message, ...]
-    """A text or token ids, or the messages of a chat."""
+    prompts: Sequence[Prompt] = ()
+    """Texts or token ids; none of a chat."""
+    messages: tuple[Message, ...] = ()
+    """Of a chat."""
     max_new_tokens: int | None
     """None: as many as possible."""
     sampling: Sampling
@@ -74,11 +76,12 @@ def asked_completion(body: Mapping[str, Any]) -> Asked:
         ApiError: A field is missing, wrong, or not supported.
     """
     fields = Fields(body)
-    model, prompt = _model(fields), _prompt(fields.any("prompt"))
+    model, prompts = _model(fields), _prompts(fields.any("prompt"))
     logprobs = fields.integer("logprobs", 0, 5)
     max_tokens = fields.integer("max_tokens", 1)
     fields.without_effect(_OF_COMPLETIONS)
-    return _asked(fields, model, prompt, max_tokens or _DEFAULT_COMPLETION, logprobs)
+    asked = _asked(fields, model, max_tokens or _DEFAULT_COMPLETION, logprobs)
+    return attrs.evolve(asked, prompts=prompts)
 
 
 def asked_chat(body: Mapping[str, Any]) -> Asked:
@@ -96,14 +99,13 @@ def asked_chat(body: Mapping[str, Any]) -> Asked:
     limits = [fields.integer(name, 1) for name in ("max_completion_tokens", "max_tokens")]
     fields.without_effect(_OF_CHAT)
     logprobs = (top or 0) if wanted else None
-    asked = _asked(fields, model, messages, limits[0] or limits[1], logprobs)
-    return attrs.evolve(asked, tools=tools)
+    asked = _asked(fields, model, limits[0] or limits[1], logprobs)
+    return attrs.evolve(asked, messages=messages, tools=tools)
 
 
 def _asked(
     fields: Fields,
     model: str,
-    prompt: Prompt | tuple[Message, ...],
     max_new_tokens: int | None,
     logprobs: int | None,
 ) -> Asked:
@@ -115,7 +117,6 @@ def _asked(
     fields.finish()
     return Asked(
         model=model,
-        prompt=prompt,
         max_new_tokens=max_new_tokens,
         sampling=sampling,
         stop=stop,
@@ -151,21 +152,14 @@ def _sampling(fields: Fields, logprobs: int | None) -> Sampling:
     )
 
 
-def _prompt(value: Any) -> Prompt:
-    """A text, or token ids, or a list with one of them."""
-    if isinstance(value, list) and len(value) == 1 and not _is_id(value[0]):
-        (value,) = value
-    if isinstance(value, str):
-        return value
-    if isinstance(value, list) and value and all(map(_is_id, value)):
-        return tuple(value)
-    if isinstance(value, list) and len(value) > 1 and isinstance(value[0], str | list):
-        raise ApiError(
-            f"prompt: {len(value)} prompts in one request are not supported; send a request for "
-            "each, they are answered together",
-            param="prompt",
-        )
-    raise wrong("prompt", value, "a string, or a list of token ids")
+def _prompts(value: Any) -> tuple[Prompt, ...]:
+    """A text, or token ids, or a list of these."""
+    values = value if isinstance(value, list) and value and not _is_id(value[0]) else [value]
+    for one in values:
+        is_ids = isinstance(one, list) and one and all(map(_is_id, one))
+        if not isinstance(one, str) and not is_ids:
+            raise wrong("prompt", value, "a string, or a list of token ids, or a list of these")
+    return tuple(one if isinstance(one, str) else tuple(one) for one in values)
 
 
 def _is_id(value: object) -> bool:

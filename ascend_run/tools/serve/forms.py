@@ -6,6 +6,7 @@ import json
 import secrets
 import time
 from abc import ABC, abstractmethod
+from collections import Counter
 from collections.abc import Sequence
 from typing import Any, ClassVar, Final
 
@@ -26,12 +27,12 @@ _INCOMPLETE: Final = "\ufffd"
 
 @attrs.define(kw_only=True, eq=False)
 class Form(ABC):
-    """The form of one request's answer, whole or in chunks."""
+    """The form of one request's answers, one for each prompt, whole or in chunks."""
 
     model: str
     texts: Texts
     num_prompt: int
-    """Tokens of the prompt."""
+    """Tokens of all prompts."""
     include_usage: bool
     """Whether a last chunk tells the numbers of tokens."""
     tools: frozenset[str] = frozenset()
@@ -45,17 +46,20 @@ class Form(ABC):
     chunk_kind: ClassVar[str]
     prefix: ClassVar[str]
 
-    def whole(self, pieces: Sequence[Piece]) -> dict[str, Any]:
-        """Return the body of a complete answer."""
-        return {**self._head(self.kind, self._whole(pieces)), "usage": self._usage()}
+    def whole(self, answers: Sequence[Sequence[Piece]]) -> dict[str, Any]:
+        """Return the body of complete answers."""
+        choices = [
+            {"index": index, **self._whole(index, pieces)} for index, pieces in enumerate(answers)
+        ]
+        return {**self._head(self.kind, *choices), "usage": self._usage()}
 
     def begin(self) -> list[dict[str, Any]]:
         """Return the chunks before the first piece."""
         return []
 
-    def chunk(self, pieces: Sequence[Piece]) -> dict[str, Any]:
-        """Return the chunk of pieces that came together."""
-        return self._chunk(self._part(pieces))
+    def chunk(self, index: int, pieces: Sequence[Piece]) -> dict[str, Any]:
+        """Return the chunk of pieces of one answer that came together."""
+        return self._chunk({"index": index, **self._part(index, pieces)})
 
     def end(self) -> list[dict[str, Any]]:
         """Return the chunks after the last piece."""
@@ -64,24 +68,24 @@ class Form(ABC):
         return [{**self._head(self.chunk_kind), "usage": self._usage()}]
 
     @abstractmethod
-    def _whole(self, pieces: Sequence[Piece]) -> dict[str, Any]:
+    def _whole(self, index: int, pieces: Sequence[Piece]) -> dict[str, Any]:
         """Return the choice of a complete answer, without what all choices have."""
 
     @abstractmethod
-    def _part(self, pieces: Sequence[Piece]) -> dict[str, Any]:
+    def _part(self, index: int, pieces: Sequence[Piece]) -> dict[str, Any]:
         """Return the choice of a chunk, likewise."""
 
     def _chunk(self, choice: dict[str, Any]) -> dict[str, Any]:
         head = self._head(self.chunk_kind, choice)
         return {**head, "usage": None} if self.include_usage else head
 
-    def _head(self, kind: str, choice: dict[str, Any] | None = None) -> dict[str, Any]:
+    def _head(self, kind: str, *choices: dict[str, Any]) -> dict[str, Any]:
         return {
             "id": f"{self.prefix}-{self._number}",
             "object": kind,
             "created": self._created,
             "model": self.model,
-            "choices": [] if choice is None else [{"index": 0, **choice}],
+            "choices": [*choices],
         }
 
     def _usage(self) -> dict[str, int]:
@@ -102,24 +106,24 @@ class CompletionForm(Form):
 
     kind = chunk_kind = "text_completion"
     prefix = "cmpl"
-    _offset: int = 0
-    """Characters of the tokens so far."""
+    _offsets: Counter[int] = attrs.field(factory=Counter)
+    """Of each answer: characters of its tokens so far."""
 
-    def _whole(self, pieces: Sequence[Piece]) -> dict[str, Any]:
-        return self._part(pieces)
+    def _whole(self, index: int, pieces: Sequence[Piece]) -> dict[str, Any]:
+        return self._part(index, pieces)
 
-    def _part(self, pieces: Sequence[Piece]) -> dict[str, Any]:
+    def _part(self, index: int, pieces: Sequence[Piece]) -> dict[str, Any]:
         text, finish = self._count(pieces)
-        return {"text": text, "logprobs": self._logprobs(pieces), "finish_reason": finish}
+        return {"text": text, "logprobs": self._logprobs(index, pieces), "finish_reason": finish}
 
-    def _logprobs(self, pieces: Sequence[Piece]) -> dict[str, Any] | None:
+    def _logprobs(self, index: int, pieces: Sequence[Piece]) -> dict[str, Any] | None:
         if pieces[0].emitted.logprob is None:
             return None
         tokens = [self.texts.token(piece.emitted.token) for piece in pieces]
         offsets = []
         for token in tokens:
-            offsets.append(self._offset)
-            self._offset += len(token)
+            offsets.append(self._offsets[index])
+            self._offsets[index] += len(token)
         return {
             "tokens": tokens,
             "token_logprobs": [_finite(piece.emitted.logprob) for piece in pieces],
@@ -147,9 +151,10 @@ class ChatForm(Form):
     _before_calls: TextBeforeCalls = attrs.field(factory=TextBeforeCalls)
 
     def begin(self) -> list[dict[str, Any]]:
-        return [self._chunk(self._choice({"delta": {"role": "assistant", "content": ""}}))]
+        choice = self._choice({"delta": {"role": "assistant", "content": ""}})
+        return [self._chunk({"index": 0, **choice})]
 
-    def _whole(self, pieces: Sequence[Piece]) -> dict[str, Any]:
+    def _whole(self, index: int, pieces: Sequence[Piece]) -> dict[str, Any]:
         text, finish = self._count(pieces)
         message: dict[str, Any] = {"role": "assistant", "content": text, "refusal": None}
         if found := self._calls(text):
@@ -157,7 +162,7 @@ class ChatForm(Form):
         reason = TOOL_CALLS if found else finish
         return self._choice({"message": message}, self._logprobs(pieces), reason)
 
-    def _part(self, pieces: Sequence[Piece]) -> dict[str, Any]:
+    def _part(self, index: int, pieces: Sequence[Piece]) -> dict[str, Any]:
         text, finish = self._count(pieces)
         found = None
         if self.tools:

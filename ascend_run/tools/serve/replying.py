@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
-from collections.abc import Coroutine
+from collections.abc import Coroutine, Sequence
 from http import HTTPStatus
 from typing import Any, TypeVar
 
@@ -43,10 +43,11 @@ def error_response(problem: ApiError) -> Response:
 
 @attrs.define(eq=False)
 class Reply:
-    """The answer to one request: an ASGI application for one call."""
+    """The answers to one request: an ASGI application for one call."""
 
     engine: EngineThread
-    ticket: Ticket
+    tickets: Sequence[Ticket]
+    """Of each prompt."""
     form: Form
     stream: bool
     limits: Limits
@@ -61,7 +62,8 @@ class Reply:
         work = self._send_pieces(send) if self.stream else self._send_whole(scope, receive, send)
         try:
             async with asyncio.timeout(self.limits.max_seconds):
-                await unless(work, vanished(receive), self.ticket.too_slow.wait())
+                too_slow = [ticket.too_slow.wait() for ticket in self.tickets]
+                await unless(work, vanished(receive), *too_slow)
             return
         except TimeoutError:
             problem = ApiError(
@@ -72,7 +74,8 @@ class Reply:
         except EngineFailed:
             problem = engine_failed()
         finally:
-            self.engine.close(self.ticket)
+            for ticket in self.tickets:
+                self.engine.close(ticket)
         if not self._has_begun:
             raise problem
         with contextlib.suppress(TimeoutError):
@@ -80,30 +83,45 @@ class Reply:
                 await self._send_event(send, json.dumps(problem.body()), more=False)
 
     async def _send_whole(self, scope: Scope, receive: Receive, send: Send) -> None:
-        pieces: list[Piece] = []
-        while not pieces or pieces[-1].finish is None:
-            pieces += await self.ticket.pieces()
+        answers = await asyncio.gather(*map(_complete, self.tickets))
         self._has_begun = True
-        await json_response(self.form.whole(pieces))(scope, receive, send)
+        await json_response(self.form.whole(answers))(scope, receive, send)
 
     async def _send_pieces(self, send: Send) -> None:
-        pieces = await self.ticket.pieces()
-        self._has_begun = True
-        await send({"type": "http.response.start", "status": 200, "headers": _STREAM_HEADERS})
-        for chunk in self.form.begin():
-            await self._send_event(send, json.dumps(chunk))
-        while True:
-            await self._send_event(send, json.dumps(self.form.chunk(pieces)))
-            if pieces[-1].finish is not None:
-                break
-            pieces = await self.ticket.pieces()
+        turn = asyncio.Lock()  # of the answers, which share the line
+
+        async def send_answer(index: int, ticket: Ticket) -> None:
+            finish = None
+            while finish is None:
+                pieces = await ticket.pieces()
+                finish = pieces[-1].finish
+                async with turn:
+                    if not self._has_begun:
+                        await self._begin_stream(send)
+                    await self._send_event(send, json.dumps(self.form.chunk(index, pieces)))
+
+        await asyncio.gather(*(send_answer(*pair) for pair in enumerate(self.tickets)))
         for chunk in self.form.end():
             await self._send_event(send, json.dumps(chunk))
         await self._send_event(send, "[DONE]", more=False)
 
+    async def _begin_stream(self, send: Send) -> None:
+        self._has_begun = True
+        await send({"type": "http.response.start", "status": 200, "headers": _STREAM_HEADERS})
+        for chunk in self.form.begin():
+            await self._send_event(send, json.dumps(chunk))
+
     async def _send_event(self, send: Send, data: str, more: bool = True) -> None:
         body = f"data: {data}\n\n".encode("ascii")
         await send({"type": "http.response.body", "body": body, "more_body": more})
+
+
+async def _complete(ticket: Ticket) -> list[Piece]:
+    """Wait for all pieces of an answer."""
+    pieces: list[Piece] = []
+    while not pieces or pieces[-1].finish is None:
+        pieces += await ticket.pieces()
+    return pieces
 
 
 def engine_failed() -> ApiError:

@@ -10,6 +10,7 @@ import attrs
 
 from ascend_run.ops.generation.engine import Request
 from ascend_run.text.templates import ChatTemplate, TemplateRefusal
+from ascend_run.tools.generate.answering import sampling_of
 from ascend_run.tools.generate.chat_texts import chat_ids
 from ascend_run.tools.generate.texts import Texts
 
@@ -34,21 +35,35 @@ class ServedModel:
     """Longest prompt and answer together: the model's positions, or the cache."""
     vocab_size: int
 
-    def request(self, asked: Asked, limits: Limits) -> Request:
-        """Encode the prompt and check its length.
+    def requests(self, asked: Asked, limits: Limits) -> list[Request]:
+        """Encode the prompts and check their lengths.
+
+        The draws of the first one are those of the seed; each other one has its own.
 
         Raises:
-            ApiError: The model is another one, or the prompt cannot be answered.
+            ApiError: The model is another one, or a prompt cannot be answered.
         """
         if asked.model != self.name:
             raise self.another(asked.model)
-        ids = self._ids(asked.prompt, asked.tools)
-        return Request(
-            prompt=ids,
-            max_new_tokens=self._max_new_tokens(ids, asked, limits),
-            end_ids=self.texts.end_ids,
-            sampling=asked.sampling,
-        )
+        param = "messages" if asked.messages else "prompt"
+        if asked.messages:
+            encoded = [self._of_chat(asked.messages, asked.tools)]
+        else:
+            encoded = [
+                self.texts.ids(one) if isinstance(one, str) else one for one in asked.prompts
+            ]
+        found = []
+        for index, ids in enumerate(encoded):
+            self._require_ids(ids, param, f"{param}[{index}]" if len(encoded) > 1 else param)
+            sampling = asked.sampling
+            request = Request(
+                prompt=ids,
+                max_new_tokens=self._max_new_tokens(ids, asked, limits, param),
+                end_ids=self.texts.end_ids,
+                sampling=sampling_of(sampling, index) if index else sampling,
+            )
+            found.append(request)
+        return found
 
     def another(self, name: str) -> ApiError:
         """Return the error of a request for a model that is not this one."""
@@ -59,28 +74,23 @@ class ServedModel:
             code="model_not_found",
         )
 
-    def _ids(
-        self, prompt: str | tuple[int, ...] | tuple[Message, ...], tools: Sequence[Any] | None
-    ) -> tuple[int, ...]:
-        if isinstance(prompt, str):
-            ids, param = self.texts.ids(prompt), "prompt"
-        elif all(isinstance(one, int) for one in prompt):
-            ids, param = prompt, "prompt"  # type: ignore[assignment]
-        else:
-            ids, param = self._of_chat(prompt, tools), "messages"  # type: ignore[arg-type]
+    def _require_ids(self, ids: Sequence[int], param: str, name: str) -> None:
+        """
+        Raises:
+            ApiError: There are none, or one is none of the model's.
+        """
         if not ids:
             raise ApiError(
-                f"{param} is empty, and the tokenizer adds no token that begins a text",
+                f"{name} is empty, and the tokenizer adds no token that begins a text",
                 param=param,
             )
         for number in (min(ids), max(ids)):
             if not 0 <= number < self.vocab_size:
                 raise ApiError(
-                    f"the token id {number} of {param} is none of the model's: it has "
+                    f"the token id {number} of {name} is none of the model's: it has "
                     f"{self.vocab_size}",
                     param=param,
                 )
-        return ids
 
     def _of_chat(self, messages: Sequence[Message], tools: Sequence[Any] | None) -> tuple[int, ...]:
         if self.template is None:
@@ -99,12 +109,11 @@ class ServedModel:
                 param="messages",
             ) from None
 
-    def _max_new_tokens(self, ids: Sequence[int], asked: Asked, limits: Limits) -> int:
+    def _max_new_tokens(self, ids: Sequence[int], asked: Asked, limits: Limits, param: str) -> int:
         """
         Raises:
             ApiError: The prompt, the answer, or both together are too long.
         """
-        param = "prompt" if isinstance(asked.prompt, str) else "messages"
         longest = self.max_length - 1
         if limits.max_prompt_tokens is not None:
             longest = min(longest, limits.max_prompt_tokens)

@@ -141,6 +141,13 @@ def test_of_200_requests_at_once_none_is_lost_or_mixed(loaded: Loaded) -> None:
         assert text == loaded.alone[prompt]
 
 
+def test_several_prompts_are_answered_as_each_alone(loaded: Loaded) -> None:
+    body = {"model": "llama", "prompt": [*loaded.alone], "max_tokens": 8, "temperature": 0}
+    status, answer = post(loaded.port, "/v1/completions", body)
+    assert status == 200
+    assert [choice["text"] for choice in answer["choices"]] == [*loaded.alone.values()]
+
+
 def test_the_finish_and_stop_words_are_those_of_the_engine(loaded: Loaded) -> None:
     prompt, text = max(loaded.alone.items(), key=lambda pair: len(pair[1]))
     body = {"model": "llama", "prompt": prompt, "max_tokens": 8, "temperature": 0}

@@ -38,12 +38,25 @@ def line_of(server: Served, receive_bytes: int = 0, **fields: Any) -> Iterator[s
 
 
 @pytest.mark.parametrize("stream", [False, True], ids=["whole", "stream"])
-def test_a_client_that_vanishes_ends_its_sequence(texts: Texts, stream: bool) -> None:
+@pytest.mark.parametrize("number", [1, 3])
+def test_a_client_that_vanishes_ends_its_sequences(texts: Texts, stream: bool, number: int) -> None:
     with counting(texts, Limits(max_unread=10_000)) as server:
         server.session.may_step.clear()
-        with line_of(server, stream=stream):
-            until(lambda: len(server.session.running) == 1)
-        until(lambda: server.session.cancelled == [1])
+        with line_of(server, stream=stream, prompt=["fox"] * number):
+            until(lambda: len(server.session.running) == number)
+        until(lambda: server.session.cancelled == [*range(1, number + 1)])
+        until(lambda: server.is_rid)
+
+
+def test_prompts_of_one_request_are_counted_each(texts: Texts) -> None:
+    with counting(texts, Limits(max_open=3)) as server:
+        server.session.may_step.clear()
+        with line_of(server, prompt=["fox"] * 2):
+            until(lambda: len(server.session.running) == 2)
+            status, answer = server.post(
+                "/v1/completions", {"model": "tiny", "prompt": ["a", "b"], "max_tokens": 1}
+            )
+        assert (status, answer["error"]["code"]) == (503, "overloaded")
         until(lambda: server.is_rid)
 
 

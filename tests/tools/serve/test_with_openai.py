@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Any
 
 import openai
 import pytest
@@ -74,6 +75,35 @@ def test_a_streamed_completion_is_the_same_text(client: openai.OpenAI, tiny: Ser
     assert (last.choices, last.usage.completion_tokens) == ([], 40)  # type: ignore[union-attr]
     plain = client.completions.create(model="tiny", prompt="fox", max_tokens=2, stream=True)
     assert all(part.choices for part in plain), "no usage unasked"
+
+
+def test_several_prompts_have_an_answer_each(client: openai.OpenAI, tiny: Served) -> None:
+    """Texts and ids in one request, whole and streamed; draws differ but for the first."""
+    prompts: Any = ["fox", [*tiny.texts.ids("lazy dog")], "fox"]
+    fields: Any = {"model": "tiny", "prompt": prompts, "max_tokens": 5, "logprobs": 0, "seed": 3}
+    one = client.completions.create(**fields)
+    wanted = [expected(tiny, text, 5) for text in ("fox", "lazy dog", "fox")]
+    assert [(choice.index, choice.text) for choice in one.choices] == [*enumerate(wanted)]
+    assert all(choice.logprobs.text_offset == [0, 1, 2, 3, 4] for choice in one.choices)  # type: ignore[union-attr]
+    number = sum(len(tiny.texts.ids(text)) for text in ("fox", "lazy dog", "fox"))
+    assert one.usage is not None
+    assert (one.usage.prompt_tokens, one.usage.completion_tokens) == (number, 15)
+    seeds = [request.sampling.seed for request in tiny.session.submitted[-3:]]
+    assert seeds[0] == 3
+    assert len({*seeds}) == 3
+
+    options: Any = {"stream": True, "stream_options": {"include_usage": True}}
+    *parts, last = client.completions.create(**fields, **options)
+    texts, offsets, finishes = ["", "", ""], [[], [], []], [[], [], []]  # type: ignore[var-annotated]
+    for part in parts:
+        (choice,) = part.choices
+        texts[choice.index] += choice.text
+        offsets[choice.index] += choice.logprobs.text_offset
+        finishes[choice.index].append(choice.finish_reason)
+    assert texts == wanted
+    assert offsets == [[0, 1, 2, 3, 4]] * 3
+    assert all(found[-1] == "length" and not any(found[:-1]) for found in finishes)
+    assert (last.choices, last.usage.completion_tokens) == ([], 15)
 
 
 def test_log_probabilities_of_a_completion(client: openai.OpenAI, tiny: Served) -> None:
