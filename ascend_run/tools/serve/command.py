@@ -10,7 +10,11 @@ import click
 
 from ascend_run.plugin_api.errors import ConfigError
 from ascend_run.tools.convert.source_options import SourceOptions, source_options
-from ascend_run.tools.generate.model_options import dtype_option, tokenizer_option
+from ascend_run.tools.generate.model_options import (
+    dtype_option,
+    rope_length_option,
+    tokenizer_option,
+)
 
 from .limits import Limits
 
@@ -48,6 +52,7 @@ _PACKAGES: Final = ("starlette", "uvicorn")
 )
 @source_options
 @dtype_option
+@rope_length_option
 @click.option(
     "--max-sequences",
     type=click.IntRange(min=1),

@@ -14,6 +14,7 @@ from ascend_run.tools.generate.answering import DTYPES, model_texts
 from ascend_run.tools.generate.cache_size import cache_tokens
 from ascend_run.tools.generate.chat_texts import with_template
 from ascend_run.tools.generate.model import loaded_model
+from ascend_run.tools.generate.model_options import ModelOptions
 from ascend_run.tools.generate.session import Session
 
 from .served_model import ServedModel
@@ -28,6 +29,7 @@ class ServeQuestion:
     tokenizer: Path | None = None
     template: str | None = None
     dtype: str | None = None
+    rope_length: int | None = None
     name: str | None = None
     """Default: that of the folder."""
     max_sequences: int = 16
@@ -45,7 +47,8 @@ def opened(question: ServeQuestion) -> Iterator[tuple[ServedModel, Session]]:
     texts = model_texts(question.model, question.options, question.tokenizer)
     chat = with_template(texts, question.template)
     dtype = None if question.dtype is None else DTYPES[question.dtype]
-    with loaded_model(question.model, question.options, dtype) as model:
+    model_options = ModelOptions(rope_length=question.rope_length)
+    with loaded_model(question.model, question.options, dtype, model_options) as model:
         num_tokens = cache_tokens(model, question.cache_tokens, question.max_sequences)
         engine = model.engine(num_tokens, max_sequences=question.max_sequences)
         served = ServedModel(

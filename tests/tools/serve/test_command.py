@@ -99,6 +99,7 @@ def test_options_reach_the_server(command: Command, tmp_path: Path) -> None:
     key = tmp_path / "key"
     key.write_text("secret\n")
     words = ["--api-key-file", str(key), "--max-new-tokens", "3", "--name", "other"]
+    words += ["--rope-length", "64"]
 
     def ask(port: int) -> list[tuple[int, Any]]:
         body = {"model": "tiny", "prompt": "fox", "max_tokens": 4}
@@ -111,7 +112,7 @@ def test_options_reach_the_server(command: Command, tmp_path: Path) -> None:
     assert without[0] == 401
     assert (beside[0], beside[1]["error"]["param"]) == (400, "max_tokens")
     assert command.question is not None
-    assert command.question.name == "other"
+    assert (command.question.name, command.question.rope_length) == ("other", 64)
 
 
 def test_an_open_server_without_a_key_says_so(

@@ -19,6 +19,7 @@ import psutil
 import pytest
 
 from ascend_run.ops.generation.engine import Request
+from ascend_run.plugin_api.errors import ConfigError
 from ascend_run.text.tokenizer import train_tokenizer
 from ascend_run.tools.generate.session import Session
 from ascend_run.tools.serve.app import Service
@@ -158,6 +159,13 @@ def test_the_finish_and_stop_words_are_those_of_the_engine(loaded: Loaded) -> No
         _, answer = post(loaded.port, "/v1/completions", {**body, "stop": stop})
         (choice,) = answer["choices"]
         assert (choice["text"], choice["finish_reason"]) == (text[: text.index(word)], "stop")
+
+
+def test_a_stated_length_is_that_of_the_model(loaded: Loaded) -> None:
+    message = "--rope-length 9: it goes with the RoPE scalings"
+    question = ServeQuestion(model=loaded.model.texts.path.parent, rope_length=9)
+    with pytest.raises(ConfigError, match=message), opened(question):
+        pass
 
 
 def test_a_seed_gives_the_same_draws_again(loaded: Loaded) -> None:
