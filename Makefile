@@ -1,4 +1,4 @@
-# make demo | example | test | test-changed | test-cuda | test-liger | third-party | bench | peers-gpu | campaign | check ; each sets up what it needs from nothing.
+# make demo | example | test | test-changed | test-cuda | test-liger | test-lm-eval | third-party | bench | peers-gpu | campaign | check ; each sets up what it needs from nothing.
 PYTHON ?= python3
 # By its exact version and first: a range would take the newest build and its CUDA packages.
 TORCH ?= torch==2.13.0
@@ -6,13 +6,14 @@ VENV := .venv
 PEERS := .venv-peers
 GPU_PEERS := .venv-peers-gpu
 LIGER := .venv-liger
+LM_EVAL := .venv-lm-eval
 BIN := $(VENV)/bin
 WORKERS := 2
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 # Where it is set, each of the many processes that tests start would compile our modules anew.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: venv demo example browser test test-changed test-cuda test-liger third-party bench campaign peers peers-gpu check clean
+.PHONY: venv demo example browser test test-changed test-cuda test-liger test-lm-eval third-party bench campaign peers peers-gpu check clean
 
 venv: $(VENV)/.ready
 
@@ -59,6 +60,15 @@ test-liger: venv $(LIGER)/.ready
 $(LIGER)/.ready: benchmarks/liger.txt
 	rm -rf $(LIGER)
 	$(BIN)/python -m pip install --quiet --no-deps --target $(LIGER) --requirement benchmarks/liger.txt
+	touch $@
+
+# lm-evaluation-harness by its class for Hugging Face models, and by ours: 350 MB beside .venv.
+test-lm-eval: venv $(LM_EVAL)/.ready
+	OMP_NUM_THREADS=1 PYTHONPATH=$(LM_EVAL) $(BIN)/python -m pytest tests/tools/evaluate/lm_eval_parity.py
+
+$(LM_EVAL)/.ready: benchmarks/lm-eval.txt
+	rm -rf $(LM_EVAL)
+	$(BIN)/python -m pip install --quiet --no-deps --target $(LM_EVAL) --requirement benchmarks/lm-eval.txt
 	touch $@
 
 # Plugins outside the tree: wheels of them and of ours, installed into an empty environment under

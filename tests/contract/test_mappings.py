@@ -148,6 +148,11 @@ READ: Final[dict[str, dict[str, set[str]]]] = {
         # and rows of benchmarks, in their public formats
         "tools/evaluate/tasks/agieval.py": {"record"},
         "tools/evaluate/tasks/bbh.py": {"content"},
+        # and requests and results of lm-evaluation-harness
+        "tools/evaluate/harness/requests.py": {"given", "stated", "values"},
+        "tools/evaluate/harness/running.py": {
+            *("found", "found.get('n-samples', {}).get(task, {})"),
+        },
     },
     "named tensors of a batch, a sample index or a state": {
         "core/checkpoint/entries.py": {"saved", "state"},

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 import click
 
@@ -16,11 +16,14 @@ from .checkpoint_options import CheckpointChoice, checkpoint_options
 from .data_options import DataChoice, data_options
 from .printing import lines_of
 from .progress import progress_bars
+from .results import Results
 from .task_options import Asking, task_options
 
 if TYPE_CHECKING:
     from .each_checkpoint import EachCheckpoint
     from .evaluating import Evaluation
+
+_NOTHING: Final = "say what to evaluate: MODEL and DATA, --task NAME=PATH or --lm-eval NAME"
 
 
 @click.command("evaluate")
@@ -67,21 +70,23 @@ def command(
     ascend-run evaluate /models/llama book.txt data/demo/valid --window 1024 --stride 512 --json
     ascend-run evaluate runs/demo --task mmlu=data/mmlu --task gsm8k=data/gsm8k --output mine
     ascend-run evaluate runs/demo data/heldout.jsonl --follow
+    ascend-run evaluate runs/demo --lm-eval my_task --lm-eval-tasks my-tasks
     ascend-run evaluate --compare mine other
 
     MODEL is a run's folder or one of its checkpoints, or a folder of Hugging Face's or Megatron's
     format. DATA are files or folders of text, or token files by their prefix, as data.train names
     them.
     """
+    named = bool(tasks or asking.lm_eval)
     if compare is not None:
-        if model is not None or tasks or output is not None:
-            raise click.UsageError("--compare goes with neither MODEL, --task nor --output")
+        if model is not None or named or output is not None:
+            raise click.UsageError("--compare goes with neither MODEL, a task nor --output")
         return _compare(*compare, as_json=as_json)
-    if model is None or not (data or tasks):
-        raise click.UsageError("say what to evaluate: MODEL and DATA, or --task NAME=PATH")
+    if model is None or not (data or named):
+        raise click.UsageError(_NOTHING)
     _require_sensible(checkpoints, source_options, output)
     from .evaluating import Evaluation, evaluated
-    from .storing import require_new, write_results
+    from .storing import require_new
 
     if output is not None:
         require_new(output)
@@ -95,11 +100,18 @@ def command(
         windows=reading.windows(),
         tasks=tasks,
         asking=asking.options(),
+        harness=asking.harness(),
     )
     if checkpoints.is_given:
         return _evaluate_each(asked, checkpoints.each(), as_json=as_json)
     with progress_bars() as progress:
         results = evaluated(asked, progress)
+    return _report(results, output, as_json=as_json)
+
+
+def _report(results: Results, output: Path | None, *, as_json: bool) -> int:
+    from .storing import write_results
+
     if output is not None:
         write_results(results, output, written=time.time())
     click.echo(json.dumps(results.record()) if as_json else "\n".join(lines_of(results)))

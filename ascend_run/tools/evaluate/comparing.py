@@ -10,7 +10,7 @@ import attrs
 from ascend_run.plugin_api import DataError
 from ascend_run.tools.terminal.tables import table
 
-from .results import Judged, Results, TaskResult
+from .results import HarnessScore, Judged, Results, TaskResult
 
 
 @attrs.frozen(kw_only=True)
@@ -36,12 +36,24 @@ class ScoreChange:
 
 
 @attrs.frozen(kw_only=True)
+class MetricChange:
+    """Of a metric of lm-evaluation-harness over as many questions and examples."""
+
+    task: str
+    filter: str
+    metric: str
+    a: float
+    b: float
+
+
+@attrs.frozen(kw_only=True)
 class Comparison:
     """What both evaluations have, and notes on the rest."""
 
     models: tuple[str, str]
     perplexities: tuple[PerplexityChange, ...]
     scores: tuple[ScoreChange, ...]
+    metrics: tuple[MetricChange, ...]
     notes: tuple[str, ...]
 
     def record(self) -> dict[str, Any]:
@@ -63,6 +75,13 @@ class Comparison:
             yield ""
             header = ("task", "subject", "questions", "A", "B", "B - A", "gained", "lost")
             yield from table(header, [*map(_score_row, self.scores)])
+        if self.metrics:
+            yield ""
+            rows = [
+                (*names, f"{a:.4f}", f"{b:.4f}", f"{b - a:+.4f}")
+                for *names, a, b in map(attrs.astuple, self.metrics)
+            ]
+            yield from table(("task", "filter", "metric", "A", "B", "B - A"), rows)
         yield from self.notes
 
 
@@ -101,23 +120,39 @@ def compared(a: Results, b: Results) -> Comparison:
         if task.task in tasks
         for change in _score_changes(task, tasks[task.task], notes)
     ]
+    metrics = tuple(_metric_changes(a, b))
     for here, there, names in (
         ("A", "B", _names(a) - _names(b)),
         ("B", "A", _names(b) - _names(a)),
     ):
         notes += [f"{name}: in {here}, and not in {there}" for name in sorted(names)]
-    if not perplexities and not scores:
+    if not perplexities and not scores and not metrics:
         raise DataError("these evaluations have nothing in common", notes)
     return Comparison(
         models=(a.model, b.model),
         perplexities=tuple(perplexities),
         scores=tuple(scores),
+        metrics=metrics,
         notes=tuple(notes),
     )
 
 
 def _names(results: Results) -> set[str]:
-    return {one.name for one in results.perplexities} | {one.task for one in results.tasks}
+    names = {one.name for one in results.perplexities} | {one.task for one in results.tasks}
+    return names | {" ".join(map(str, _metric(one))) for one in results.harness}
+
+
+def _metric(one: HarnessScore) -> tuple[str, ...]:
+    counts = f"of {one.questions} questions after {one.shots} examples"
+    return one.task, one.filter, one.metric, counts
+
+
+def _metric_changes(a: Results, b: Results) -> Iterator[MetricChange]:
+    others = {_metric(one): one.value for one in b.harness}
+    for one in a.harness:
+        if (key := _metric(one)) in others:
+            task, name, metric, _ = key
+            yield MetricChange(task=task, filter=name, metric=metric, a=one.value, b=others[key])
 
 
 def _score_changes(a: TaskResult, b: TaskResult, notes: list[str]) -> Iterator[ScoreChange]:

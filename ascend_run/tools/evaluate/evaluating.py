@@ -12,11 +12,13 @@ from ascend_run.tools.generate.answering import DTYPES, model_texts
 from ascend_run.tools.generate.model import loaded_model
 
 from .asking import TaskOptions
+from .harness.requests import HarnessModel
+from .harness.running import HarnessOptions, harness_scores, loaded_harness
 from .judging import loaded_tasks, task_result
 from .perplexity import WindowOptions, perplexities
 from .progress import Progress
 from .prompts import Form
-from .results import Results, TaskResult
+from .results import HarnessScore, Results, TaskResult
 from .stored_model import StoredModel, chat_template
 from .token_streams import DataOptions, token_streams
 
@@ -34,11 +36,13 @@ class Evaluation:
     windows: WindowOptions = attrs.field(factory=WindowOptions)
     tasks: tuple[str, ...] = ()
     asking: TaskOptions = attrs.field(factory=TaskOptions)
+    harness: HarnessOptions | None = None
+    """Tasks of lm-evaluation-harness; None: none."""
 
     @property
     def needs_tokenizer(self) -> bool:
         """Whether there is text to encode."""
-        return bool(self.tasks) or any(map(is_source, self.data))
+        return bool(self.tasks or self.harness) or any(map(is_source, self.data))
 
 
 def evaluated(asked: Evaluation, progress: Progress) -> Results:
@@ -48,6 +52,7 @@ def evaluated(asked: Evaluation, progress: Progress) -> Results:
         AscendRunError: The data, the tokenizer or the model cannot be used.
     """
     tasks = loaded_tasks(asked.tasks, asked.asking)
+    manager = None if asked.harness is None else loaded_harness(asked.harness)
     texts = None
     if asked.needs_tokenizer:
         texts = model_texts(asked.model, asked.options, asked.tokenizer)
@@ -62,8 +67,13 @@ def evaluated(asked: Evaluation, progress: Progress) -> Results:
             assert texts is not None
             answering = StoredModel(model=model, texts=texts, template=template)
             found.append(task_result(task, answering, asked.asking, progress))
+        scores: tuple[HarnessScore, ...] = ()
+        if asked.harness is not None:
+            assert texts is not None
+            scores = harness_scores(manager, HarnessModel.of(model, texts), asked.harness)
         return Results(
             model=str(asked.model),
             perplexities=tuple(perplexities(model, streams, asked.windows, progress)),
             tasks=tuple(found),
+            harness=scores,
         )

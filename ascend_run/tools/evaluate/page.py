@@ -10,8 +10,10 @@ from ascend_run.tools.pages.markup import Markup, details, element, join, table
 from ascend_run.tools.report.summary import utc
 
 from .printing import (
+    HARNESS_HEADER,
     PERPLEXITY_HEADER,
     SCORE_HEADER,
+    harness_row,
     perplexity_row,
     program_line,
     score_rows,
@@ -29,7 +31,7 @@ def render_page(results: Results, *, written: float) -> str:
         title=f"{results.model} \N{MIDDLE DOT} ascend-run evaluate",
         brand="ascend-run evaluate",
         top=element("h1", results.model),
-        sections=[*_perplexities(results), *map(_task, results.tasks)],
+        sections=[*_perplexities(results), *map(_task, results.tasks), *_harness(results)],
         foot=element("p", f"Written {utc(written)} by ascend-run {__version__}."),
         data={},
         scripts=(),
@@ -40,6 +42,12 @@ def _perplexities(results: Results) -> Iterator[Markup]:
     if results.perplexities:
         rows = map(perplexity_row, results.perplexities)
         yield section("perplexity", "Perplexity", table(PERPLEXITY_HEADER, rows))
+
+
+def _harness(results: Results) -> Iterator[Markup]:
+    if results.harness:
+        rows = map(harness_row, results.harness)
+        yield section("lm-eval", "lm-evaluation-harness", table(HARNESS_HEADER, rows))
 
 
 def _task(task: TaskResult) -> Markup:

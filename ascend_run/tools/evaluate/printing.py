@@ -7,10 +7,11 @@ from typing import Final
 
 from ascend_run.tools.terminal.tables import table
 
-from .results import Perplexity, Programs, Results, Score, TaskResult
+from .results import HarnessScore, Perplexity, Programs, Results, Score, TaskResult
 
 PERPLEXITY_HEADER: Final = ("file", "documents", "tokens", "loss", "perplexity")
 SCORE_HEADER: Final = ("subject", "questions", "correct", "accuracy", "error")
+HARNESS_HEADER: Final = ("task", "questions", "shots", "filter", "metric", "value", "error")
 
 
 def lines_of(results: Results) -> Iterator[str]:
@@ -24,6 +25,17 @@ def lines_of(results: Results) -> Iterator[str]:
         yield from table(SCORE_HEADER, score_rows(task))
         if task.programs is not None:
             yield program_line(task, task.programs)
+    if results.harness:
+        if results.perplexities or results.tasks:
+            yield ""
+        yield from table(HARNESS_HEADER, [*map(harness_row, results.harness)])
+
+
+def harness_row(one: HarnessScore) -> Sequence[str]:
+    """Return the cells of ``HARNESS_HEADER``."""
+    counts = ("" if count is None else str(count) for count in (one.questions, one.shots))
+    error = "" if one.error is None else f"{one.error:.4f}"
+    return (one.task, *counts, one.filter, one.metric, f"{one.value:.4f}", error)
 
 
 def perplexity_row(one: Perplexity) -> Sequence[str]:

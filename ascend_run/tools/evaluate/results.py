@@ -125,12 +125,26 @@ def _by_question(judged: Sequence[Judged]) -> list[list[bool]]:
 
 
 @attrs.frozen(kw_only=True)
+class HarnessScore:
+    """One metric of a task of lm-evaluation-harness."""
+
+    task: str
+    metric: str
+    filter: str  #: Of the answers, by the task; "none" is without one.
+    value: float
+    error: float | None  #: Standard error; None: it has none.
+    shots: int | None  #: Examples before each question.
+    questions: int | None
+
+
+@attrs.frozen(kw_only=True)
 class Results:
     """Of one model."""
 
     model: str
     perplexities: tuple[Perplexity, ...] = ()
     tasks: tuple[TaskResult, ...] = ()
+    harness: tuple[HarnessScore, ...] = ()
 
     def record(self, *, answers: bool = False) -> dict[str, Any]:
         """Return what ``--json`` prints.
@@ -158,6 +172,7 @@ class Results:
                 }
                 for one in self.tasks
             ],
+            "lm_eval": [attrs.asdict(one) | {"value": _finite(one.value)} for one in self.harness],
         }
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 from collections.abc import Mapping
 from pathlib import Path
@@ -13,7 +14,7 @@ from ascend_run.plugin_api import DataError, StorageError
 from ascend_run.text.strict_json import parse
 
 from .page import render_page
-from .results import Judged, Perplexity, Programs, Results, TaskResult
+from .results import HarnessScore, Judged, Perplexity, Programs, Results, TaskResult
 
 _FORMAT: Final = 1
 _JSON: Final = "results.json"
@@ -70,6 +71,7 @@ def read_results(path: Path) -> Results:
             model=content["model"],
             perplexities=tuple(map(_perplexity, content["perplexity"])),
             tasks=tuple(map(_task, content["tasks"])),
+            harness=tuple(map(_harness_score, content.get("lm_eval", ()))),
         )
     except (KeyError, TypeError) as error:
         raise DataError(f"{file} is no result of an evaluation: {error}") from None
@@ -77,6 +79,11 @@ def read_results(path: Path) -> Results:
 
 def _perplexity(record: Mapping[str, Any]) -> Perplexity:
     return Perplexity(**{name: value for name, value in record.items() if name != "perplexity"})
+
+
+def _harness_score(record: Mapping[str, Any]) -> HarnessScore:
+    value = math.nan if record["value"] is None else record["value"]
+    return HarnessScore(**{**record, "value": value})
 
 
 def _task(record: Mapping[str, Any]) -> TaskResult:

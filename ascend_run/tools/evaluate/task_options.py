@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 import attrs
@@ -11,6 +12,7 @@ import click
 
 if TYPE_CHECKING:
     from .asking import ProgramOptions, TaskOptions
+    from .harness.running import HarnessOptions
 
 
 @attrs.frozen(kw_only=True)
@@ -28,6 +30,8 @@ class Asking:
     top_p: float | None
     seed: int | None
     program_timeout: float | None
+    lm_eval: tuple[str, ...]
+    lm_eval_tasks: Path | None
 
     def options(self) -> TaskOptions:
         """Return what the tasks take.
@@ -45,6 +49,28 @@ class Asking:
             limit=self.limit,
             max_new_tokens=self.max_new_tokens,
             programs=self._programs(),
+        )
+
+    def harness(self) -> HarnessOptions | None:
+        """Return what the tasks of lm-evaluation-harness take; None: there are none.
+
+        Raises:
+            ConfigError: Options have no effect.
+        """
+        from ascend_run.plugin_api import ConfigError
+
+        from .harness.running import HarnessOptions
+
+        if not self.lm_eval:
+            if self.lm_eval_tasks is not None:
+                raise ConfigError("--lm-eval-tasks has no effect without --lm-eval")
+            return None
+        names = [name.strip() for given in self.lm_eval for name in given.split(",")]
+        return HarnessOptions(
+            tasks=tuple(filter(None, names)),
+            folder=self.lm_eval_tasks,
+            num_examples=self.shots,
+            limit=self.limit,
         )
 
     def _programs(self) -> ProgramOptions | None:
@@ -154,6 +180,19 @@ _OPTIONS: Final = (
         type=click.FloatRange(min=0, min_open=True),
         metavar="SECONDS",
         help="Longest run of a program; default: 3.",
+    ),
+    click.option(
+        "--lm-eval",
+        multiple=True,
+        metavar="NAMES",
+        help="Tasks of lm-evaluation-harness, which is to be installed, with commas between them.",
+    ),
+    click.option(
+        "--lm-eval-tasks",
+        type=click.Path(path_type=Path),
+        metavar="FOLDER",
+        help="Folder with the files of those tasks; default: those that it has, with data that is "
+        "on this machine.",
     ),
 )
 

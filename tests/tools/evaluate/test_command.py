@@ -146,7 +146,7 @@ def test_results_are_a_table(
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ([], "say what to evaluate: MODEL and DATA, or --task NAME=PATH"),
+        ([], "say what to evaluate: MODEL and DATA, --task NAME=PATH or --lm-eval NAME"),
         (["--task", "mlu=x"], "--task mlu=x: expected NAME=PATH with NAME one of agieval"),
         (["--task", "mmlu={mmlu}", "--form", "chat"], "chat template"),
         (["--task", "mmlu={mmlu}", "--shots", "-1"], "shots"),

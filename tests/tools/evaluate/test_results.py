@@ -161,7 +161,7 @@ def test_bad_folders_are_one_message(
         ("y.json", "is no result of an evaluation"),
     ):
         assert message in refused("--compare", tmp_path / name, tmp_path)
-    assert "--compare goes with neither MODEL" in refused(folder, "--compare", "a", "b")
+    assert "--compare goes with neither MODEL, a task" in refused(folder, "--compare", "a", "b")
     words = [folder, tmp_path / "none.txt", "--output"]
     assert f"{tmp_path} exists; name a new folder" in refused(*words, tmp_path)
     with pytest.raises(StorageError, match="is not a folder; create it"):

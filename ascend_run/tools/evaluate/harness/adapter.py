@@ -1,0 +1,93 @@
+"""A stored model as a model of lm-evaluation-harness."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from ascend_run.tools.convert.source_options import SourceOptions
+from ascend_run.tools.generate.answering import DTYPES, model_texts
+from ascend_run.tools.generate.model import loaded_model
+
+from .requests import HarnessModel
+
+
+@contextmanager
+def open_lm(
+    path: Path | str,
+    *,
+    tokenizer: Path | str | None = None,
+    dtype: str | None = None,
+    options: SourceOptions | None = None,
+) -> Iterator[Any]:
+    """Yield an ``lm_eval.api.model.LM``, for ``lm_eval.simple_evaluate(model=...)``.
+
+    Args:
+        path: Any folder that ``ascend-run generate`` reads.
+        dtype: fp32, bf16 or fp64; None: as ``ascend-run generate``.
+
+    Raises:
+        AscendRunError: The model or its tokenizer cannot be read.
+    """
+    options = options or SourceOptions()
+    named = None if tokenizer is None else Path(tokenizer)
+    texts = model_texts(Path(path), options, named)
+    with loaded_model(Path(path), options, None if dtype is None else DTYPES[dtype]) as model:
+        yield lm_of(HarnessModel.of(model, texts))
+
+
+def lm_of(harness: HarnessModel) -> Any:
+    """Return a model as lm-evaluation-harness takes it.
+
+    How contexts and continuations are encoded is its own ``TemplateLM``.
+    """
+    from lm_eval.api.model import TemplateLM
+
+    class StoredLM(TemplateLM):  # type: ignore[misc]
+        @property
+        def eot_token_id(self) -> int:
+            return harness.end_id
+
+        @property
+        def prefix_token_id(self) -> int:
+            return harness.prefix_id
+
+        @property
+        def max_length(self) -> int:
+            return harness.model.max_length
+
+        @property
+        def tokenizer_name(self) -> str:
+            return str(harness.texts.path)
+
+        def tok_encode(
+            self, string: str, add_special_tokens: bool | None = None, **options: Any
+        ) -> list[int]:
+            return harness.encode(string, special=add_special_tokens)
+
+        def _loglikelihood_tokens(
+            self, requests: Sequence[Any], **options: Any
+        ) -> list[tuple[float, bool]]:
+            found = harness.log_likelihoods([(request[1], request[2]) for request in requests])
+            for request, result in zip(requests, found, strict=True):
+                self.cache_hook.add_partial("loglikelihood", request[0], result)
+            return found
+
+        def loglikelihood_rolling(
+            self, requests: Sequence[Any], disable_tqdm: bool = False
+        ) -> list[float]:
+            texts = [request.args[0] for request in requests]
+            found = harness.rolling_log_likelihoods(texts)
+            for text, result in zip(texts, found, strict=True):
+                self.cache_hook.add_partial("loglikelihood_rolling", (text,), result)
+            return found
+
+        def generate_until(self, requests: Sequence[Any], disable_tqdm: bool = False) -> list[str]:
+            found = harness.answers([request.args for request in requests])
+            for request, result in zip(requests, found, strict=True):
+                self.cache_hook.add_partial("generate_until", request.args, result)
+            return found
+
+    return StoredLM()
