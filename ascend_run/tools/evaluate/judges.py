@@ -6,6 +6,7 @@ import os
 from collections import deque
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Final
 
 import attrs
 
@@ -18,6 +19,9 @@ from .readings import Reading
 from .results import Judged
 from .sandbox import Outcome, SandboxError, run_program
 from .tasks.task import Task
+
+_MOST_PROGRAMS: Final = 8
+"""That run at a time; each may take its limit of memory."""
 
 
 @attrs.frozen(kw_only=True)
@@ -93,7 +97,7 @@ def by_program(
     limits, build = options.programs.limits, task.program
     assert build is not None
     waiting: deque[tuple[Asked, str, Future[Outcome]]] = deque()
-    pool = ThreadPoolExecutor(len(os.sched_getaffinity(0)))
+    pool = ThreadPoolExecutor(min(_MOST_PROGRAMS, len(os.sched_getaffinity(0))))
     try:
         for one, text in zip(asked, _texts(task, asked, model, options), strict=True):
             program = build(text, one.question, options.form)

@@ -48,6 +48,7 @@ def test_a_program_passes_if_its_last_line_is_reached() -> None:
         ("import os\nos._exit(0)", "ended before its tests did"),
         ("import os\nos._exit(4)", "ended before its tests did"),
         ("import os\nos.kill(os.getpid(), 9)", "killed by signal 9 (Killed)"),
+        ("import os\nos.kill(0, 9)", "killed by signal 9 (Killed)"),
         ("import ctypes\nctypes.string_at(0)", "killed by signal 11 (Segmentation fault)"),
         ("raise KeyboardInterrupt", "KeyboardInterrupt, by raise KeyboardInterrupt"),
         ("class E(Exception):\n def __str__(self): exit(0)\nraise E", "E"),
@@ -56,7 +57,17 @@ def test_a_program_passes_if_its_last_line_is_reached() -> None:
         ("import os\nwhile True: os.write(3, bytes(9999))", "wrote to the report of its tests"),
     ],
     ids=[
-        *("exit", "sys-exit", "os-exit", "exit-code", "killed", "segfault", "interrupt", "message"),
+        *(
+            "exit",
+            "sys-exit",
+            "os-exit",
+            "exit-code",
+            "killed",
+            "group",
+            "segfault",
+            "interrupt",
+            "message",
+        ),
         *("print", "report", "flood"),
     ],
 )

@@ -199,6 +199,7 @@ def _confined(
 ) -> NoReturn:
     """Be the third process."""
     try:
+        os.setsid()  # a signal to its group reaches no process outside
         signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGCHLD})
         _limit(seconds, memory_bytes, file_bytes)
         _drop_capabilities()
