@@ -8,7 +8,9 @@ from typing import Any, Final
 import pytest
 import torch
 
+from ascend_run.ops.experts.hot_experts import HotChoice
 from ascend_run.plugin_api import AscendRunError
+from ascend_run.plugins.experts.hot_experts import HotExperts, HotExpertsConfig
 from ascend_run.testing.models import MOE
 from ascend_run.testing.parity import Parity
 from ascend_run.testing.pool import GlooPool
@@ -226,3 +228,15 @@ def test_saved_replicas_are_those_of_the_memory_estimate(
         more += saved_more - saved
         expected += planned_more - replica * (most * LAYERS - replicas)
     assert more == expected
+
+
+def test_forwards_between_steps_are_not_counted() -> None:
+    """Those without gradients, such as of an evaluation or a text that the model writes."""
+    plugin = HotExperts(HotExpertsConfig())
+    choice = HotChoice(experts=(0,), rows_before=(4, 0), rows_after=(2, 2))
+    with torch.no_grad():
+        plugin._see(choice)
+    assert plugin._readings(None) == {}  # type: ignore[arg-type]  # it reads no context
+    plugin._see(choice)
+    found = plugin._readings(None)  # type: ignore[arg-type]
+    assert found == {"before": 2.0, "after": 1.0, "replicas": 1.0}
