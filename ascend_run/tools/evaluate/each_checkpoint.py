@@ -101,7 +101,8 @@ def scores(results: Results) -> dict[str, float]:
     for one in results.perplexities:
         found[f"{one.name} loss"] = one.loss
         found[f"{one.name} perplexity"] = one.perplexity
-    return found | {f"{one.task} accuracy": one.total.accuracy for one in results.tasks}
+    found |= {f"{one.task} accuracy": one.total.accuracy for one in results.tasks}
+    return found | {f"{one.task} {one.shown}": one.value for one in results.harness}
 
 
 def _evaluated(

@@ -136,6 +136,11 @@ class HarnessScore:
     shots: int | None  #: Examples before each question.
     questions: int | None
 
+    @property
+    def shown(self) -> str:
+        """Metric and filter, as lm-evaluation-harness names them."""
+        return self.metric if self.filter == "none" else f"{self.metric},{self.filter}"
+
 
 @attrs.frozen(kw_only=True)
 class Results:

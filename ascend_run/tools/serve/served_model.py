@@ -10,7 +10,6 @@ import attrs
 
 from ascend_run.ops.generation.engine import Request
 from ascend_run.text.templates import ChatTemplate, TemplateRefusal
-from ascend_run.tools.generate.answering import sampling_of
 from ascend_run.tools.generate.chat_texts import chat_ids
 from ascend_run.tools.generate.texts import Texts
 
@@ -60,7 +59,7 @@ class ServedModel:
                 prompt=ids,
                 max_new_tokens=self._max_new_tokens(ids, asked, limits, param),
                 end_ids=self.texts.end_ids,
-                sampling=sampling_of(sampling, index) if index else sampling,
+                sampling=sampling.of_prompt(index) if index else sampling,
             )
             found.append(request)
         return found

@@ -13,8 +13,14 @@ from ascend_run.plugin_api import CheckpointError
 from ascend_run.testing.models import DENSE
 from ascend_run.tools.convert.source_options import SourceOptions
 from ascend_run.tools.evaluate import each_checkpoint
-from ascend_run.tools.evaluate.each_checkpoint import EachCheckpoint, Evaluated, evaluate_each
+from ascend_run.tools.evaluate.each_checkpoint import (
+    EachCheckpoint,
+    Evaluated,
+    evaluate_each,
+    scores,
+)
 from ascend_run.tools.evaluate.evaluating import Evaluation
+from ascend_run.tools.evaluate.results import HarnessScore, Results
 from ascend_run.tools.evaluate.token_streams import DataOptions
 from ascend_run.tools.pages.run_folder import read_run
 from ascend_run.tools.report.charts import charts_of
@@ -180,3 +186,15 @@ def test_options_that_do_not_go_together_are_refused(
 def test_what_is_no_run_is_refused(tmp_path: Path, refused: Callable[..., str]) -> None:
     message = refused(tmp_path, "data.txt", "--follow")
     assert f"{tmp_path} is no folder of a run: it has no config.toml" in message
+
+
+def test_metrics_of_the_harness_are_scores_too() -> None:
+    rows = [("none", 0.5), ("strict-match", 0.25)]
+    found = tuple(
+        HarnessScore(
+            task="quiz", metric="acc", filter=name, value=value, error=None, shots=0, questions=4
+        )
+        for name, value in rows
+    )
+    results = Results(model="m", harness=found)
+    assert scores(results) == {"quiz acc": 0.5, "quiz acc,strict-match": 0.25}

@@ -16,7 +16,6 @@ from ascend_run.ops.generation.sampling import Sampling, sampling_problems
 from ascend_run.plugin_api import ConfigError
 from ascend_run.text.chat_tokenizer import read_tokenizer_config, tokenizer_folder
 from ascend_run.tools.evaluate.row_scores import Row, row_scores
-from ascend_run.tools.generate.answering import sampling_of
 from ascend_run.tools.generate.model import GenerationModel
 from ascend_run.tools.generate.texts import Texts
 
@@ -203,7 +202,7 @@ def _sampling(given: dict[str, Any], index: int) -> Sampling:
     if draws is False or (draws is None and not values.get("temperature")):
         values = {name: value for name, value in values.items() if name == "repetition_penalty"}
         return Sampling(**values)
-    return sampling_of(Sampling(**{"temperature": 1.0, **values}), index)
+    return Sampling(**{"temperature": 1.0, **values}).of_prompt(index)
 
 
 def rolling_rows(ids: Sequence[int], prefix_id: int, longest: int) -> Iterator[Row]:
