@@ -77,7 +77,8 @@ def prepared(question: ChatQuestion, problems: Sequence[str] = ()) -> Prepared:
         texts = model_texts(question.model, question.options, question.tokenizer)
         chat = with_template(texts, question.template, tools=question.tools is not None)
     except AscendRunError as problem:
-        raise ConfigError("the chat cannot begin", [*found, str(problem)]) from None
+        line = ": ".join([problem.headline, *filter(None, ["; ".join(problem.problems)])])
+        raise ConfigError("the chat cannot begin", [*found, line]) from None
     found += _template_problems(chat, question.system, tools)
     if found:
         raise ConfigError("the chat cannot begin", found)

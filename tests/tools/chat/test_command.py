@@ -183,6 +183,12 @@ def test_all_problems_of_the_options_are_one_message(
         "  --temperature -1.0: expected a number at least 0; 0 takes the most probable\n"
         f"  --system, --tools: {plain} has no chat template; --template names one\n"
     )
+    assert run(["chat", str(plain), "--tokenizer", "/none", "--system", "x", "--min-p", "2"]) == 2
+    assert capsys.readouterr().err == (
+        "error: the chat cannot begin:\n"
+        "  --min-p 2.0: expected a number from 0 to 1\n"
+        "  no tokenizer found; name one with --tokenizer: no /none\n"
+    )
     assert run(["chat", str(folder), "--tools", str(tools)]) == 2
     assert "--tools: " in (told := capsys.readouterr().err)
     assert "has no form for tools; name another with --template" in told
