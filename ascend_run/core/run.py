@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import attrs
 import torch.distributed as dist
@@ -30,6 +30,7 @@ from .patches import applied_patches
 from .rank.rank_environment import RankEnvironment
 from .recorder import Recorder, RunRecorder
 from .run_end import notifying_listeners, recording_failure
+from .run_files import CONFIG_NAME
 from .settings import process_settings
 from .train.checkpointing import Checkpoints
 from .train.data import open_batches
@@ -109,13 +110,10 @@ def run_training(request: RunRequest) -> None:
     folder = Path(request.config.run.output_dir)
     with prepared_rank(request) as (hooks, context):
         is_writer = context.layout.rank == 0
-        if is_writer:
-            write_run_folder(
-                folder,
-                config_toml=request.config_toml,
-                plan_json=request.plan_json,
-                lock=request.lock,
-            )
+        # What a run has written stays as it is until this one has resumed from it.
+        is_new = not (folder / CONFIG_NAME).exists()
+        if is_writer and is_new:
+            _write_request(request, folder)
         dist.barrier()
         metrics = folder / "metrics.jsonl" if is_writer else None
         with (
@@ -125,10 +123,18 @@ def run_training(request: RunRequest) -> None:
             log_plugins(request, log.logger)
             # On every rank: ranks may choose together. A plugin that measures logs the result.
             choices = hooks.merge("ascend_machine_choices", config=request.config)
-            if is_writer:
-                environment = environment_of(request.config, context.device, choices)
+            environment = (
+                environment_of(request.config, context.device, choices) if is_writer else {}
+            )
+            if is_writer and is_new:
                 write_environment(folder, environment)
-            _train(request, hooks, context, folder, log.logger)
+            _train(request, hooks, context, folder, log.logger, environment)
+
+
+def _write_request(request: RunRequest, folder: Path) -> None:
+    write_run_folder(
+        folder, config_toml=request.config_toml, plan_json=request.plan_json, lock=request.lock
+    )
 
 
 def log_plugins(request: RunRequest, log: FilteringBoundLogger) -> None:
@@ -145,6 +151,7 @@ def _train(
     context: c.RunContext,
     folder: Path,
     log: FilteringBoundLogger,
+    environment: Mapping[str, Any],
 ) -> None:
     config = request.config
     with notifying_listeners(hooks, context, log):
@@ -155,6 +162,9 @@ def _train(
         checkpoints = Checkpoints(hooks, context, folder)
         with phase_scope(hooks, context, c.RunPhase.CHECKPOINT)():
             checkpoints.restore(log)
+        if context.layout.rank == 0:
+            _write_request(request, folder)
+            write_environment(folder, environment)
         with _recorder(context, folder, log) as recorder:
             loop = _build_loop(hooks, context, task, plan, recorder, checkpoints, log)
             hooks.event("ascend_before_run")(context=context)

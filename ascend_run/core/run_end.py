@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 import attrs
 
 from ascend_run.plugin_api import contracts as c
+from ascend_run.plugin_api.errors import AscendRunError
 
 from .hook_errors import error_line, hook_call_of
 from .hooks import Hooks
@@ -69,7 +70,7 @@ def _report(failed: list[Exception], log: FilteringBoundLogger) -> None:
 
 
 def _log(log: FilteringBoundLogger, error: BaseException) -> None:
-    """Log an exception that left a hook."""
-    if call := hook_call_of(error):
+    """Log an exception that left a hook, unless it says all that a user needs."""
+    if not isinstance(error, AscendRunError) and (call := hook_call_of(error)):
         message = f"{type(error).__name__}: {error}"
         log.error("hook.failed", **attrs.asdict(call), error=message)

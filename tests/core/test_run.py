@@ -1,13 +1,17 @@
-"""What a run says before it begins."""
+"""What a run says before it begins, and what it leaves if it cannot begin."""
 
 from __future__ import annotations
 
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import structlog
 from structlog.testing import capture_logs
+
+from ascend_run.plugin_api import CheckpointError
+from tests.support.probed_runs import train
 
 
 def plugin(name: str) -> Any:
@@ -35,3 +39,17 @@ def test_a_plugin_that_changes_nothing_in_this_run_is_warned_of() -> None:
         ("warning", "plugin.idle", "outer"),
     ]
     assert events[-1]["changes_nothing_as"] == "parallel.context_parallel_size <= 1"
+
+
+def test_a_run_that_cannot_resume_leaves_the_files_of_the_one_before(tmp_path: Path) -> None:
+    def files() -> dict[str, bytes]:
+        names = ("config.toml", "environment.json", "plan.json", "plugins.lock.json")
+        return {name: (tmp_path / "run" / name).read_bytes() for name in names}
+
+    train(tmp_path, values={"checkpoint.save_interval": 1})
+    before = files()
+    with pytest.raises(CheckpointError):
+        train(tmp_path, values={"checkpoint.save_interval": 1, "model.ffn_hidden_size": 64})
+    assert files() == before
+    train(tmp_path, values={"checkpoint.save_interval": 1, "train.train_iters": 2})
+    assert files()["config.toml"] != before["config.toml"]
