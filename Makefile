@@ -1,4 +1,4 @@
-# make demo | example | test | test-changed | test-cuda | test-liger | test-lm-eval | third-party | bench | peers-gpu | campaign | check ; each sets up what it needs from nothing.
+# make demo | example | preferences | test | test-changed | test-cuda | test-liger | test-lm-eval | third-party | bench | peers-gpu | campaign | check ; each sets up what it needs from nothing.
 PYTHON ?= python3
 # By its exact version and first: a range would take the newest build and its CUDA packages.
 TORCH ?= torch==2.13.0
@@ -13,7 +13,7 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 # Where it is set, each of the many processes that tests start would compile our modules anew.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: venv demo example browser test test-changed test-cuda test-liger test-lm-eval third-party bench campaign peers peers-gpu check clean
+.PHONY: venv demo example preferences dpo-example orm-example browser test test-changed test-cuda test-liger test-lm-eval third-party bench campaign peers peers-gpu check clean
 
 venv: $(VENV)/.ready
 
@@ -31,6 +31,14 @@ demo: venv
 # loads does not answer right.
 example: venv
 	PATH="$(CURDIR)/$(BIN):$$PATH" OMP_NUM_THREADS=1 bash examples/qwen.sh
+
+# Preferences and a reward model of real text; each fails if it ends below what it promises. Both at a
+# time, on one thread each.
+preferences: venv
+	PATH="$(CURDIR)/$(BIN):$$PATH" OMP_NUM_THREADS=1 $(MAKE) --jobs 2 --output-sync dpo-example orm-example
+
+dpo-example orm-example: %-example:
+	bash examples/$*.sh
 
 # For the tests of pages: one that is installed, else Chromium by apt where this is root. Never an
 # error: without one those tests are skipped, or fail where CI is set.
