@@ -58,7 +58,7 @@ def evaluated(asked: Evaluation, progress: Progress) -> Results:
         texts = model_texts(asked.model, asked.options, asked.tokenizer)
     streams = token_streams(asked.data, asked.reading, texts.tokenizer if texts else None)
     template = None
-    if tasks and asked.asking.form is Form.CHAT:
+    if (tasks or asked.harness) and asked.asking.form is Form.CHAT:
         template = chat_template(asked.tokenizer or asked.model)
     dtype = None if asked.dtype is None else DTYPES[asked.dtype]
     with loaded_model(asked.model, asked.options, dtype) as model:
@@ -70,7 +70,8 @@ def evaluated(asked: Evaluation, progress: Progress) -> Results:
         scores: tuple[HarnessScore, ...] = ()
         if asked.harness is not None:
             assert texts is not None
-            scores = harness_scores(manager, HarnessModel.of(model, texts), asked.harness)
+            harness = HarnessModel.of(model, texts, template)
+            scores = harness_scores(manager, harness, asked.harness)
         return Results(
             model=str(asked.model),
             perplexities=tuple(perplexities(model, streams, asked.windows, progress)),

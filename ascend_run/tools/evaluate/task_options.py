@@ -71,6 +71,7 @@ class Asking:
             folder=self.lm_eval_tasks,
             num_examples=self.shots,
             limit=self.limit,
+            chat=self.form == "chat",
         )
 
     def _programs(self) -> ProgramOptions | None:

@@ -26,6 +26,10 @@ from tests.support.tiny_llama import write_llama
 pytestmark = pytest.mark.filterwarnings("default")
 WORDS = ("the", "quick", "brown", "fox", "jumps", "over", "a", "lazy", "dog", "while", "seven")
 END, BEGIN = "<|endoftext|>", "<|begin|>"
+TEMPLATE = (
+    "{% for m in messages %}{{ bos_token }}<{{ m.role }}>{{ m.content }}\n{% endfor %}"
+    "{% if add_generation_prompt %}<assistant>{% endif %}"
+)
 ROWS, LONGEST = 50, 64
 TASKS = ("choices", "rolling", "generated", "continued")
 
@@ -43,6 +47,7 @@ def model(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
     tokenizer = train_tokenizer([" ".join(WORDS)] * 4, 300)
     content = json.loads(tokenizer.to_json())
     config = {"tokenizer_class": "PreTrainedTokenizerFast", "eos_token": END}
+    config["chat_template"] = TEMPLATE
     vocab_size = tokenizer.vocab_size
     if request.param == "begin-added":
         one = {"content": BEGIN, "id": vocab_size, "special": True, "single_word": False}
@@ -146,10 +151,10 @@ def nothing_is_downloaded(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> No
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
 
 
-def results(tasks: Path, lm: Any) -> dict[str, Any]:
+def results(tasks: Path, lm: Any, **options: Any) -> dict[str, Any]:
     manager = TaskManager(include_path=str(tasks), include_defaults=False)
     found: dict[str, Any] = simple_evaluate(
-        model=lm, tasks=[*TASKS], task_manager=manager, bootstrap_iters=100
+        model=lm, tasks=[*TASKS], task_manager=manager, bootstrap_iters=100, **options
     )
     return found
 
@@ -174,14 +179,35 @@ def test_the_numbers_are_those_of_its_own_class(
 ) -> None:
     with open_lm(model, dtype="fp64") as lm:
         by_ours = results(tasks, lm)
+    check(by_theirs, by_ours)
+    wanted = numbers(by_theirs)
+    assert 0 < wanted["generated", "exact_match,none"] < 1
+    assert 0 < wanted["continued", "acc,none"] < 1
+    assert 0 < wanted["choices", "acc,none"] < 1
+
+
+def test_chats_are_those_of_its_own_class(model: Path, tasks: Path, theirs: HFLM) -> None:
+    options = {"apply_chat_template": True, "num_fewshot": 1, "limit": 9}
+    options["system_instruction"] = "say it"
+    with computing_in(torch.float64):
+        by_theirs = results(tasks, theirs, **options)
+    with open_lm(model, dtype="fp64", chat=True) as lm:
+        by_ours = results(tasks, lm, **options)
+        messages = [{"role": "user", "content": "the"}, {"role": "assistant", "content": "fox "}]
+        text = theirs.apply_chat_template([*map(dict, messages)], add_generation_prompt=False)
+        assert lm.apply_chat_template(messages, add_generation_prompt=False) == text
+    check(by_theirs, by_ours)
+    (sample,) = by_ours["samples"]["choices"][0]["arguments"][:1]
+    assert "<user>" in str(sample)
+
+
+def check(by_theirs: dict[str, Any], by_ours: dict[str, Any]) -> None:
+    """Compare all metrics, and all logged answers."""
     wanted, got = numbers(by_theirs), numbers(by_ours)
     assert {task for task, _ in wanted} == {*TASKS}
     assert got.keys() == wanted.keys()
     for key, value in wanted.items():
         compare(got[key], value)
-    assert 0 < wanted["generated", "exact_match,none"] < 1
-    assert 0 < wanted["continued", "acc,none"] < 1
-    assert 0 < wanted["choices", "acc,none"] < 1
     for task in TASKS:
         pairs = zip(by_theirs["samples"][task], by_ours["samples"][task], strict=True)
         for one, other in pairs:

@@ -15,6 +15,7 @@ from transformers import AutoModelForCausalLM
 
 from ascend_run.plugin_api import ConfigError
 from ascend_run.testing.hugging_face.widened import computing_in
+from ascend_run.text.templates import ChatTemplate
 from ascend_run.tools.convert.source_options import SourceOptions
 from ascend_run.tools.evaluate.comparing import compared
 from ascend_run.tools.evaluate.harness.adapter import open_lm
@@ -120,6 +121,27 @@ def test_special_tokens_are_added_once(harness: HarnessModel) -> None:
     assert begin.encode("<|endoftext|>the") == begin.encode("the") == [begin.prefix_id, *plain]
 
 
+def test_a_chat_is_rendered_to_its_end_or_into_it(harness: HarnessModel) -> None:
+    source = (
+        "{% for m in messages %}{% if m.role == 'system' %}{{ raise_exception('no') }}{% endif %}"
+        "<{{ m.role }}>{{ m.content | trim }}.{% endfor %}"
+        "{% if add_generation_prompt %}<a>{% endif %}"
+    )
+    template = ChatTemplate(source=source, name="t", variables={}, date=None)
+    chatting = attrs.evolve(harness, template=template)
+    messages = [{"role": "system", "content": "s"}, {"role": "user", "content": "the "}]
+    assert chatting.chat(messages, prompt=True) == "<user>the.<a>"
+    assert chatting.chat(messages, prompt=False) == "<user>the"
+    whole = ChatTemplate(source=source.replace(" | trim", ""), name="t", variables={}, date=None)
+    kept = attrs.evolve(harness, template=whole).chat(messages, prompt=False)
+    assert kept == "<user>the "
+    with pytest.raises(ConfigError, match="has no chat template; say --form chat"):
+        harness.chat(messages, prompt=True)
+    broken = ChatTemplate(source="{{ raise_exception('no') }}", name="t", variables={}, date=None)
+    with pytest.raises(ConfigError, match="the chat template refuses the messages: "):
+        attrs.evolve(harness, template=broken).chat(messages, prompt=True)
+
+
 class Stub:
     """The parts of lm-eval that are used: one task, "toy", of three kinds of requests."""
 
@@ -198,6 +220,7 @@ def test_the_command_runs_its_tasks(
     acc, ppl = evaluate(*words)["lm_eval"]
     assert stub.asked["manager"] == (str(tmp_path), False)
     options = stub.asked["options"]
+    assert options["apply_chat_template"] is False
     assert (options["tasks"], options["num_fewshot"], options["limit"]) == (["toy"], 2, 4)
     scores, rolling, texts, _ = stub.asked["answers"]
     assert (acc["value"], acc["error"], acc["shots"], acc["questions"]) == (scores[0], None, 2, 4)
@@ -255,6 +278,7 @@ def test_tasks_that_cannot_run_are_one_message(
     assert "--lm-eval: there is no task none in lm-eval; name the folder of yours" in message
     assert "there is toy" in message
     assert stub.asked["manager"] == (None, True)
+    assert "chat template" in refused(folder, "--lm-eval", "toy", "--form", "chat")
     message = refused(folder, "--lm-eval", "broken")
     assert "these tasks of lm-eval cannot be read" in message
     assert "'text'" in message

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from ascend_run.tools.convert.source_options import SourceOptions
+from ascend_run.tools.evaluate.stored_model import chat_template
 from ascend_run.tools.generate.answering import DTYPES, model_texts
 from ascend_run.tools.generate.model import loaded_model
 
@@ -20,6 +21,7 @@ def open_lm(
     *,
     tokenizer: Path | str | None = None,
     dtype: str | None = None,
+    chat: bool = False,
     options: SourceOptions | None = None,
 ) -> Iterator[Any]:
     """Yield an ``lm_eval.api.model.LM``, for ``lm_eval.simple_evaluate(model=...)``.
@@ -27,6 +29,7 @@ def open_lm(
     Args:
         path: Any folder that ``ascend-run generate`` reads.
         dtype: fp32, bf16 or fp64; None: as ``ascend-run generate``.
+        chat: Whether ``simple_evaluate`` may apply the chat template beside the tokenizer.
 
     Raises:
         AscendRunError: The model or its tokenizer cannot be read.
@@ -34,8 +37,9 @@ def open_lm(
     options = options or SourceOptions()
     named = None if tokenizer is None else Path(tokenizer)
     texts = model_texts(Path(path), options, named)
+    template = chat_template(texts.path) if chat else None
     with loaded_model(Path(path), options, None if dtype is None else DTYPES[dtype]) as model:
-        yield lm_of(HarnessModel.of(model, texts))
+        yield lm_of(HarnessModel.of(model, texts, template))
 
 
 def lm_of(harness: HarnessModel) -> Any:
@@ -61,6 +65,14 @@ def lm_of(harness: HarnessModel) -> Any:
         @property
         def tokenizer_name(self) -> str:
             return str(harness.texts.path)
+
+        def apply_chat_template(
+            self, chat_history: Sequence[Any], add_generation_prompt: bool = True
+        ) -> str:
+            return harness.chat(chat_history, prompt=add_generation_prompt)
+
+        def chat_template(self, chat_template: bool | str = False) -> str:
+            return "" if harness.template is None else harness.template.source
 
         def tok_encode(
             self, string: str, add_special_tokens: bool | None = None, **options: Any

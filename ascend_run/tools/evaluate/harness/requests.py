@@ -15,6 +15,7 @@ from ascend_run.ops.generation.engine import Engine, Request
 from ascend_run.ops.generation.sampling import Sampling, sampling_problems
 from ascend_run.plugin_api import ConfigError
 from ascend_run.text.chat_tokenizer import read_tokenizer_config, tokenizer_folder
+from ascend_run.text.templates import ChatTemplate, TemplateRefusal
 from ascend_run.tools.evaluate.row_scores import Row, row_scores
 from ascend_run.tools.generate.model import GenerationModel
 from ascend_run.tools.generate.texts import Texts
@@ -23,6 +24,9 @@ _ROWS: Final = 256
 """Whose ids are held at a time."""
 _MAX_SEQUENCES: Final = 16
 _PAGE: Final = 16
+_HERE: Final = "<|continue-here|> "
+"""Marks the end of a message that is to be continued. Its last space shows whether the template
+strips contents."""
 _MOST_NEW: Final = 256
 """Tokens of an answer where a task does not say it."""
 _LENGTHS: Final = ("max_gen_toks", "max_new_tokens", "max_tokens", "max_completion_tokens")
@@ -38,9 +42,12 @@ class HarnessModel:
     texts: Texts
     begin_id: int | None  #: Of the special token that begins a text.
     end_id: int  #: Of the one that ends a text.
+    template: ChatTemplate | None = None  #: Of messages of a chat.
 
     @classmethod
-    def of(cls, model: GenerationModel, texts: Texts) -> HarnessModel:
+    def of(
+        cls, model: GenerationModel, texts: Texts, template: ChatTemplate | None = None
+    ) -> HarnessModel:
         """Look up the special tokens of a tokenizer.
 
         Raises:
@@ -57,7 +64,7 @@ class HarnessModel:
                 f"{texts.path}: the tokenizer names no token that ends a text, which lm-eval "
                 "needs; name it as eos_token in tokenizer_config.json beside it"
             )
-        return cls(model=model, texts=texts, begin_id=begin, end_id=end)
+        return cls(model=model, texts=texts, begin_id=begin, end_id=end, template=template)
 
     @property
     def prefix_id(self) -> int:
@@ -75,6 +82,32 @@ class HarnessModel:
             begin = self.texts.token(self.prefix_id)
             special = not (begin and text.startswith(begin))
         return list(self.texts.tokenizer.backend.encode(text, add_special_tokens=special).ids)
+
+    def chat(self, messages: Sequence[Mapping[str, str]], *, prompt: bool) -> str:
+        """Return messages as a text: up to where the assistant begins, or in the last of them.
+
+        A template that refuses them gets them without those of the system, as in HFLM.
+
+        Raises:
+            ConfigError: There is no template, or it refuses the messages.
+        """
+        if self.template is None:
+            raise ConfigError("this model of lm-eval has no chat template; say --form chat")
+        sent = [dict(message) for message in messages]
+        if not prompt:
+            sent[-1]["content"] += _HERE
+        try:
+            text = self.template.render(sent, prompt=prompt)
+        except TemplateRefusal:
+            try:
+                others = [message for message in sent if message["role"] != "system"]
+                text = self.template.render(others, prompt=prompt)
+            except TemplateRefusal as error:
+                raise ConfigError(f"the chat template refuses the messages: {error}") from None
+        if prompt:
+            return text
+        end = text.rindex(_HERE.strip())
+        return text[:end] if text.startswith(_HERE, end) else text[:end].rstrip()
 
     def log_likelihoods(
         self, pairs: Sequence[tuple[Sequence[int], Sequence[int]]]

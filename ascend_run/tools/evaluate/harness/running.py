@@ -27,6 +27,8 @@ class HarnessOptions:
     """Before each question; None: the task's."""
     limit: int | None = None
     """Questions of each task; None: all."""
+    chat: bool = False
+    """Whether they are asked by the model's chat template."""
 
 
 def loaded_harness(options: HarnessOptions) -> Any:
@@ -85,6 +87,7 @@ def harness_scores(
         limit=options.limit,
         task_manager=manager,
         log_samples=False,
+        apply_chat_template=options.chat,
     )
     return tuple(scores_of(found))
 
