@@ -9,6 +9,7 @@ import pytest
 
 from ascend_run.entrypoints.cli import run
 from ascend_run.text.tokenizer import train_tokenizer
+from ascend_run.tools.evaluate.sandbox import Limits, SandboxError, run_program
 from tests.support.no_network import no_network as no_network
 from tests.support.tiny_llama import write_llama
 from tests.support.token_files import write_dataset as write_dataset
@@ -24,6 +25,16 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     write_llama(path, vocab_size=tokenizer.vocab_size, eos_token_id=7)
     (path / "tokenizer.json").write_text(tokenizer.to_json())
     return path
+
+
+@pytest.fixture(scope="session")
+def sandbox() -> None:
+    """Programs can be confined; where the kernel refuses that, their tests are skipped."""
+    try:
+        outcome = run_program("", Limits(seconds=60.0))
+    except SandboxError as refusal:
+        pytest.skip(f"programs cannot be confined here: {refusal}")
+    assert outcome.passed
 
 
 @pytest.fixture

@@ -2,7 +2,6 @@
 
 import gzip
 import json
-import sys
 from collections.abc import Callable
 from math import comb
 from pathlib import Path
@@ -24,7 +23,7 @@ from ascend_run.tools.evaluate.storing import read_results, write_results
 from tests.tools.evaluate.fixed_model import FixedModel, marks, result_of, write_jsonl
 
 pytestmark = [
-    pytest.mark.skipif(sys.platform != "linux", reason="the sandbox is Linux's"),
+    pytest.mark.usefixtures("sandbox"),
     pytest.mark.filterwarnings("ignore:.*tp_group is None:DeprecationWarning"),
 ]
 ADD = {
@@ -68,8 +67,18 @@ def test_a_completion_is_right_if_its_tests_pass(named: str, tmp_path: Path) -> 
     assert marks(one) == [("passed", True)]
 
 
-def test_the_forms_of_humaneval(named: str) -> None:
+def run_here(program: str, limits: Limits) -> Outcome:
+    try:
+        exec(program, {})
+    except Exception as error:
+        return Outcome(passed=False, how=str(error))
+    return Outcome(passed=True, how="")
+
+
+def test_the_forms_of_humaneval(named: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Programs of all kinds: what an answer of a chat may look like."""
+    for module in (judges, judging):
+        monkeypatch.setattr(module, "run_program", run_here)
     chat = [
         "Here it is:\n```python\ndef add(x: int, y: List):\n    return x + y\n```\nDone.",
         "Use\n```\npip install x\n```\n```python\ndef twice(items):\n    return items * 2\n```",

@@ -86,7 +86,7 @@ def some_rows(draw: st.DrawFn) -> list[Row]:
     return [Row(ids=one, num_scored=draw(st.integers(1, len(one) - 1))) for one in ids]
 
 
-@settings(max_examples=60)
+@settings(max_examples=25)
 @given(rows=some_rows(), chunk_tokens=st.sampled_from([1, 3, 17, 512]))
 def test_scores_are_those_of_each_row_alone(rows: list[Row], chunk_tokens: int) -> None:
     model = scored(rows, chunk_tokens)

@@ -4,7 +4,6 @@ import os
 import socket
 import struct
 import subprocess
-import sys
 import tempfile
 from pathlib import Path
 from types import SimpleNamespace
@@ -15,7 +14,7 @@ import pytest
 from ascend_run.tools.evaluate.sandbox import Limits, Outcome, SandboxError, run_program, runner
 from ascend_run.tools.evaluate.sandbox.process_filter import process_filter
 
-pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="the sandbox is Linux's")
+pytestmark = pytest.mark.usefixtures("sandbox")
 LIMITS = Limits(seconds=20.0, memory_bytes=1 << 28)
 SHORT = Limits(seconds=0.3)
 
