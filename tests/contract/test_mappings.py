@@ -149,7 +149,7 @@ READ: Final[dict[str, dict[str, set[str]]]] = {
         "tools/evaluate/tasks/agieval.py": {"record"},
         "tools/evaluate/tasks/bbh.py": {"content"},
         # and requests and results of lm-evaluation-harness
-        "tools/evaluate/harness/requests.py": {"given", "stated", "values"},
+        "tools/evaluate/harness/requests.py": {"given", "message", "stated", "values"},
         "tools/evaluate/harness/running.py": {
             *("found", "found.get('n-samples', {}).get(task, {})"),
         },

@@ -49,57 +49,68 @@ def lm_of(harness: HarnessModel) -> Any:
     """
     from lm_eval.api.model import TemplateLM
 
-    class StoredLM(TemplateLM):  # type: ignore[misc]
-        @property
-        def eot_token_id(self) -> int:
-            return harness.end_id
+    class StoredLM(_Answers, TemplateLM):  # type: ignore[misc]
+        """Answers by a stored model."""
 
-        @property
-        def prefix_token_id(self) -> int:
-            return harness.prefix_id
+    lm = StoredLM()
+    lm.harness = harness
+    return lm
 
-        @property
-        def max_length(self) -> int:
-            return harness.model.max_length
 
-        @property
-        def tokenizer_name(self) -> str:
-            return str(harness.texts.path)
+class _Answers:
+    """What ``TemplateLM`` leaves open."""
 
-        def apply_chat_template(
-            self, chat_history: Sequence[Any], add_generation_prompt: bool = True
-        ) -> str:
-            return harness.chat(chat_history, prompt=add_generation_prompt)
+    harness: HarnessModel
+    cache_hook: Any
 
-        def chat_template(self, chat_template: bool | str = False) -> str:
-            return "" if harness.template is None else harness.template.source
+    @property
+    def eot_token_id(self) -> int:
+        return self.harness.end_id
 
-        def tok_encode(
-            self, string: str, add_special_tokens: bool | None = None, **options: Any
-        ) -> list[int]:
-            return harness.encode(string, special=add_special_tokens)
+    @property
+    def prefix_token_id(self) -> int:
+        return self.harness.prefix_id
 
-        def _loglikelihood_tokens(
-            self, requests: Sequence[Any], **options: Any
-        ) -> list[tuple[float, bool]]:
-            found = harness.log_likelihoods([(request[1], request[2]) for request in requests])
-            for request, result in zip(requests, found, strict=True):
-                self.cache_hook.add_partial("loglikelihood", request[0], result)
-            return found
+    @property
+    def max_length(self) -> int:
+        return self.harness.model.max_length
 
-        def loglikelihood_rolling(
-            self, requests: Sequence[Any], disable_tqdm: bool = False
-        ) -> list[float]:
-            texts = [request.args[0] for request in requests]
-            found = harness.rolling_log_likelihoods(texts)
-            for text, result in zip(texts, found, strict=True):
-                self.cache_hook.add_partial("loglikelihood_rolling", (text,), result)
-            return found
+    @property
+    def tokenizer_name(self) -> str:
+        return str(self.harness.texts.path)
 
-        def generate_until(self, requests: Sequence[Any], disable_tqdm: bool = False) -> list[str]:
-            found = harness.answers([request.args for request in requests])
-            for request, result in zip(requests, found, strict=True):
-                self.cache_hook.add_partial("generate_until", request.args, result)
-            return found
+    def apply_chat_template(
+        self, chat_history: Sequence[Any], add_generation_prompt: bool = True
+    ) -> str:
+        return self.harness.chat(chat_history, prompt=add_generation_prompt)
 
-    return StoredLM()
+    def chat_template(self, chat_template: bool | str = False) -> str:
+        return "" if self.harness.template is None else self.harness.template.source
+
+    def tok_encode(
+        self, string: str, add_special_tokens: bool | None = None, **options: Any
+    ) -> list[int]:
+        return self.harness.encode(string, special=add_special_tokens)
+
+    def _loglikelihood_tokens(
+        self, requests: Sequence[Any], **options: Any
+    ) -> list[tuple[float, bool]]:
+        found = self.harness.log_likelihoods([(request[1], request[2]) for request in requests])
+        for request, result in zip(requests, found, strict=True):
+            self.cache_hook.add_partial("loglikelihood", request[0], result)
+        return found
+
+    def loglikelihood_rolling(
+        self, requests: Sequence[Any], disable_tqdm: bool = False
+    ) -> list[float]:
+        texts = [request.args[0] for request in requests]
+        found = self.harness.rolling_log_likelihoods(texts)
+        for text, result in zip(texts, found, strict=True):
+            self.cache_hook.add_partial("loglikelihood_rolling", (text,), result)
+        return found
+
+    def generate_until(self, requests: Sequence[Any], disable_tqdm: bool = False) -> list[str]:
+        found = self.harness.answers([request.args for request in requests])
+        for request, result in zip(requests, found, strict=True):
+            self.cache_hook.add_partial("generate_until", request.args, result)
+        return found
