@@ -13,6 +13,8 @@ from .record_reading import read_record
 from .step_metrics import StepMetrics
 
 FILE_NAME: Final = "evaluations.jsonl"
+_STEPS: Final = 2**53
+"""Exclusive upper bound of steps, as in the file of metrics."""
 
 
 @attrs.frozen(kw_only=True)
@@ -42,7 +44,7 @@ def read_evaluations(folder: Path) -> tuple[EvaluatedCheckpoint, ...]:
             found.append(read_record(json.loads(line), EvaluatedCheckpoint))
         except (ValueError, RecursionError, TypeError):
             continue  # cut off when it was written, or of no step
-    return tuple(found)
+    return tuple(one for one in found if 0 <= one.step < _STEPS)
 
 
 def scores_by_step(evaluations: Iterable[EvaluatedCheckpoint]) -> tuple[StepMetrics, ...]:

@@ -47,7 +47,8 @@ def tables_of(runs: Sequence[RunData]) -> list[RowTables]:
 def tables_figure(found: RowTables) -> Markup:
     """Return a panel as a figure."""
     parts = [
-        join([element("h4", each.title), table(each.columns, each.rows)]) for each in found.tables
+        join([element("h4", each.title), table(each.columns, each.rows, class_="rows")])
+        for each in found.tables
     ]
     return element(
         "figure",

@@ -214,13 +214,16 @@ json_values = st.recursive(
         st.sampled_from(["step", "loss", "event", "expert_load", "expert_load_by_layer", "time"]),
         json_values,
     ),
+    scores=st.dictionaries(st.sampled_from(["step", "name", "checkpoint", "values"]), json_values),
 )
 def test_no_shape_of_the_files_keeps_the_page_from_coming(
-    tmp_path_factory: pytest.TempPathFactory, plan: Any, line: Any
+    tmp_path_factory: pytest.TempPathFactory, plan: Any, line: Any, scores: Any
 ) -> None:
     folder = write_run(
         tmp_path_factory.mktemp("runs") / "demo", plan=plan, lines=[{"step": 1, "loss": 2.0}, line]
     )
+    lines = (scores, {"step": 1, "values": {"a": 0.5, **scores}}, {"step": 2**60})
+    (folder / "evaluations.jsonl").write_text("\n".join(map(json.dumps, lines)))
     Outline(page_of(folder))
 
 
