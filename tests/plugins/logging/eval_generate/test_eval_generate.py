@@ -52,7 +52,7 @@ DRAWS: Final = {f"{OPTION}.temperature": 1.5, f"{OPTION}.top_k": 40, f"{OPTION}.
 Layout = tuple[str, Mapping[str, int], tuple[str, ...], Mapping[str, Any]]
 LAYOUTS: Final[Mapping[str, Layout]] = {
     "draws": ("dense", {}, (), {**DRAWS, f"{OPTION}.seed": 7}),
-    "experts": ("moe", {}, (), {}),
+    "draws-experts": ("moe", {}, (), {**DRAWS, f"{OPTION}.seed": 8}),
     "dp": ("dense", {"dp": 2}, (), SHARDED),
     "tp-sp": ("dense", {"tp": 2}, (), DRAWS),
     "tp": ("dense", {"tp": 2}, (), {"parallel.sequence_parallel": False}),
@@ -65,7 +65,12 @@ LAYOUTS: Final[Mapping[str, Layout]] = {
     "cp-ulysses-ep": ("moe", {"cp": 2, "ep": 2}, ("ulysses",), {}),
     "tp-sp-pp": ("dense", {"tp": 2, "pp": 2}, (), {}),
     "tp-sp-cp-ring": ("dense", {"tp": 2, "cp": 2}, ("ring-attention",), {}),
-    "pp-dp-ep": ("moe", {"pp": 2, "dp": 2, "ep": 2}, (), SHARDED),
+    "pp-vpp-dp-ep": (
+        "moe",
+        {"pp": 2, "vpp": 2, "dp": 2, "ep": 2},
+        (),
+        {**SHARDED, "model.num_layers": 4},
+    ),
 }
 
 
@@ -138,7 +143,9 @@ def test_texts_of_other_positions_and_attention(name: str, tmp_path: Path) -> No
 
 
 @pytest.mark.exhaustive(by=lambda name: ())
-@pytest.mark.parametrize("name", ["draws", "experts", "dp", "tp-sp", "pp-vpp", "cp-ulysses-ep"])
+@pytest.mark.parametrize(
+    "name", ["draws", "draws-experts", "dp", "tp-sp", "pp-vpp", "cp-ulysses-ep"]
+)
 def test_no_bit_changes(parity: Parity, name: str) -> None:
     model, sizes, beside, more = LAYOUTS[name]
     config = {key: value for key, value in more.items() if not key.startswith(OPTION)}
