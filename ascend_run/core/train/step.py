@@ -136,7 +136,7 @@ class ForwardBackward:
         for router in self.routers:
             router.loss_scale = torch.ones((), dtype=torch.float64, device=device)
         own = next(one.forward_step for one in task.roles if one.name == role)
-        self.forward = own or task.forward_step
+        self.forward_step = own or task.forward_step
         self.metrics: Sequence[str] = () if own else task.metrics
         frozen = [one for one in task.roles if one.frozen_step and not (own or one.ahead)]
         self.frozen = [FrozenForward(hooks, context, one, self.bundle) for one in frozen]
@@ -227,7 +227,7 @@ class ForwardBackward:
     def _forward_step(
         self, batches: Iterator[c.Batch], model: nn.Module
     ) -> tuple[Tensor, Callable[[Tensor], Any] | None]:
-        loss = self.forward(self.context, model, next(batches))
+        loss = self.forward_step(self.context, model, next(batches))
         if not isinstance(loss, c.LossSum):
             return loss, None
         report = report_of(loss, self.metrics)
