@@ -16,6 +16,7 @@ from torch import Tensor
 from ascend_run.plugin_api import HookError, RoleSpec, RunPhase
 from ascend_run.plugins.tasks.pretrain import PretrainConfig
 from ascend_run.plugins.tasks.pretrain.task import PretrainTask
+from ascend_run.plugins.tasks.shared.losses import token_losses
 from tests.support.probed_runs import probe, train
 
 
@@ -45,6 +46,29 @@ class Taught(PretrainTask):
             "never counted": (torch.tensor(7.0), torch.tensor(0)),
         }
         return attrs.evolve(loss, metrics=metrics)
+
+
+class TaughtByItself(PretrainTask):
+    """Pretraining beside the trained model as a frozen one; notes how each forward computes."""
+
+    def __init__(self) -> None:
+        super().__init__(PretrainConfig())
+        base = RoleSpec(name="base", frozen_step=self.teach, is_base=True)
+        self.roles = (RoleSpec(name="policy"), base)
+        self.modes: list[tuple[str, set[bool]]] = []
+        self.losses: dict[str, list[float]] = {"base": [], "policy": []}
+
+    def teach(self, context: Any, model: Any, batch: Any) -> Tensor:
+        self.modes.append(("base", {module.training for module in model.modules()}))
+        losses = token_losses(model, batch)
+        self.losses["base"].append(losses.sum().item())
+        return losses
+
+    def forward_step(self, context: Any, model: Any, batch: Any) -> Any:
+        self.modes.append(("policy", {module.training for module in model.modules()}))
+        loss = super().forward_step(context, model, batch)
+        self.losses["policy"].append(loss.sum.item())
+        return loss
 
 
 def lines(folder: Path) -> list[dict[str, Any]]:
@@ -84,6 +108,22 @@ def test_a_frozen_model_runs_on_every_micro_batch_before_the_trained_one(tmp_pat
     start = phases.index(RunPhase.BACKWARD) - 2
     assert phases[start : start + 5] == step
     assert all(torch.equal(weights, task.weights[0]) for weights in task.weights)
+
+
+def test_a_trained_model_as_the_frozen_one_computes_without_dropout(tmp_path: Path) -> None:
+    def taught(name: str, **values: Any) -> TaughtByItself:
+        task = TaughtByItself()
+        (tmp_path / name).mkdir()
+        run(tmp_path / name, task, train__eval_interval=0, **values)
+        return task
+
+    dropout = {"model__hidden_dropout": 0.5, "model__attention_dropout": 0.5}
+    task, plain = taught("dropout", **dropout), taught("plain")
+    assert task.modes == [*[("base", {False})] * 2, *[("policy", {True})] * 2] * 2
+    first = slice(0, 2)  # micro-batches of the first step
+    assert task.losses["base"][first] == plain.losses["base"][first]
+    assert plain.losses["policy"][first] == pytest.approx(plain.losses["base"][first], rel=1e-6)
+    assert task.losses["policy"][first] != pytest.approx(task.losses["base"][first], rel=1e-3)
 
 
 def test_a_frozen_model_is_not_saved(tmp_path: Path) -> None:
