@@ -114,7 +114,7 @@ def _values(context: RunContext, role: RoleSpec, data: SampleTensors) -> Arrays:
     assert run is not None, "models are built before the data is opened"
     if not run.repeatable:
         return _computed(context, role, data)
-    facts = _facts(context, role, data)
+    facts = facts_of(context, role, data)
     found = _found(context, facts)
     is_there = _on_every_rank(context, found is not None)
     structlog.get_logger().info(
@@ -208,7 +208,7 @@ def _gathered(
     return found.cpu()
 
 
-def _facts(context: RunContext, role: RoleSpec, data: SampleTensors) -> Mapping[str, object]:
+def facts_of(context: RunContext, role: RoleSpec, data: SampleTensors) -> Mapping[str, object]:
     """Return what the bits of the log-probabilities depend on: whatever else a run has."""
     config, layout = context.config, context.layout
     plugins = {

@@ -12,6 +12,8 @@ from typing import Any
 
 import numpy as np
 import pytest
+from safetensors import safe_open
+from safetensors.torch import load_file, save_file
 
 from ascend_run.plugin_api import contracts as c
 from ascend_run.plugin_api import hookimpl
@@ -184,6 +186,28 @@ def test_what_the_values_depend_on_computes_them_again(
     assert source("longer", data__seq_length=160) == "computed before the first step"
     assert source("pairs", data__train=[str(models / "held-out.jsonl")]).startswith("computed")
     shutil.copy(models / "model" / "model.safetensors", changing)
+    assert source("changed") == "computed before the first step"
+
+
+@pytest.mark.needs_plugins("lora")
+def test_other_adapters_in_their_folder_compute_them_again(run: Job, tmp_path: Path) -> None:
+    """With ``plugins.lora.load`` the reference is the base with the adapters that were loaded."""
+    once = {"train__train_iters": 1, "plugins__lora__rank": 4}
+    run("trained", enable=("lora",), **once, plugins__lora__export=True)
+    folder = tmp_path / "trained" / "adapter"
+    loads = {**PRECOMPUTED, "plugins__lora__load": str(folder), "plugins__lora__export": False}
+
+    def source(name: str) -> str:
+        (ended,) = run(name, enable=("lora",), **once, **loads)
+        assert ended.readings[0]["rewards/margins"] == 0.0  # the policy begins with them too
+        (found,) = sources(tmp_path / name)
+        return found
+
+    assert source("first") == "computed before the first step"
+    file = folder / "adapter_model.safetensors"
+    with safe_open(file, framework="pt") as stored:
+        metadata = stored.metadata()
+    save_file({name: value + 0.1 for name, value in load_file(file).items()}, file, metadata)
     assert source("changed") == "computed before the first step"
 
 
