@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -12,8 +13,8 @@ from ascend_run.plugin_api import Batch, LossSum, RoleSpec, RunContext
 from ascend_run.plugins.tasks.pretrain import PretrainConfig
 from ascend_run.plugins.tasks.pretrain.task import PretrainTask
 from ascend_run.testing.runtime import Shard
-from tests.support.probed_runs import probe
-from tests.support.small_runs import standing_rank
+from tests.support.probed_runs import probe, train
+from tests.support.small_runs import rank_environment, standing_rank
 
 HEAD: Mapping[str, object] = {"num_labels": 1, "share_embeddings_and_output_weights": False}
 
@@ -55,6 +56,22 @@ class CriticAlone(WithCritic):
 def task_probe(task: Any) -> Any:
     """A plugin that gives a run this task."""
     return probe("ascend_task", lambda self: task, "critics")
+
+
+def weights_at_checkpoints(folder: Path, values: Mapping[str, Any]) -> list[dict[str, Tensor]]:
+    """Train both models; return the critic's weights on this rank at each checkpoint. A job for the
+    pool."""
+    found: list[dict[str, Tensor]] = []
+
+    def note(self: Any, context: RunContext) -> None:
+        (chunk,) = context.models["critic"].chunks
+        module: Any = chunk.module
+        found.append({name: p.detach().clone() for name, p in module.named_parameters()})
+
+    noting = probe("ascend_after_checkpoint", note, "noting")
+    with rank_environment():
+        train(folder, task_probe(WithCritic()), noting, values=values)
+    return found
 
 
 def gradients(values: Mapping[str, Any]) -> dict[str, list[Shard]]:

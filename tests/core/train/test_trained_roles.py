@@ -20,8 +20,16 @@ from ascend_run.testing.tensors import assemble, differences
 from tests.support.probed_runs import Run, train
 from tests.support.small_runs import prepare
 from tests.support.tiny_llama import write_llama
+from tests.support.tokens import write_tokens
 
-from .critics import CRITIC, CriticAlone, WithCritic, gradients, task_probe
+from .critics import (
+    CRITIC,
+    CriticAlone,
+    WithCritic,
+    gradients,
+    task_probe,
+    weights_at_checkpoints,
+)
 
 RUN: Mapping[str, Any] = {
     "train.train_iters": 4,
@@ -168,6 +176,27 @@ def test_gradients_of_both_are_those_of_one_rank(
         found = assemble(rank[role] for rank in two).tensors
         assert [*differences(found, expected, 1e-10)] == []
         assert all(bool(value.any()) for name, value in found.items() if "norm" in name), role
+
+
+def test_weights_of_both_are_gathered_before_they_are_saved(
+    gloo_pool: GlooPool, tmp_path: Path
+) -> None:
+    """Those that the next forward would gather; at a checkpoint between steps, and at the end."""
+    sharded = {**RUN, "train.train_iters": 2, "checkpoint.save_interval": 1}
+    sharded |= {"ddp.use_distributed_optimizer": True}
+    late = {"ddp.overlap_grad_reduce": True, "ddp.overlap_param_gather": True}
+
+    def saved(name: str, **values: Any) -> list[list[dict[str, Tensor]]]:
+        write_tokens(tmp_path / name)
+        return gloo_pool.run(
+            weights_at_checkpoints, 2, tmp_path / name, {**sharded, **values}, timeout=100
+        )
+
+    at_once = saved("at once")
+    for found, expected in zip(saved("late", **late), at_once, strict=True):
+        assert len(found) == len(expected) == 2
+        for one, other in zip(found, expected, strict=True):
+            assert_equal(one, other)
 
 
 @pytest.mark.parametrize(
