@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from functools import partial
 
 import attrs
@@ -103,8 +103,8 @@ def require_roles(roles: Sequence[c.RoleSpec], config: RunConfig) -> None:
     """Check the roles of a task.
 
     Raises:
-        HookError: Two roles have one name, one has no step or too many, or a model field that the
-            config lacks; lists all.
+        HookError: Two roles have one name, one has no step or too many, a model field that the
+            config lacks, or settings that contradict each other; lists all.
     """
     names = [role.name for role in roles]
     problems = [] if roles else ["there is none; expected one that trains"]
@@ -117,8 +117,30 @@ def require_roles(roles: Sequence[c.RoleSpec], config: RunConfig) -> None:
             problems.append(f"{role.name}: expected {wanted if index else 'the step of the task'}")
         if unknown := sorted(role.model.keys() - config.model):
             problems.append(f"{role.name}: [model] has no field {', '.join(unknown)}")
+        problems += _contradictions(role, is_first=index == 0)
     if problems:
         raise HookError("ascend_task: the roles cannot be built", problems)
+
+
+def _contradictions(role: c.RoleSpec, *, is_first: bool) -> Iterator[str]:
+    """Yield which settings of a role have no meaning beside its others."""
+    for name in ("is_base", "ahead"):
+        if not getattr(role, name):
+            continue
+        if is_first:
+            yield f"{role.name}: {name}=True, but the first role trains; expected another role"
+        elif role.frozen_step is None:
+            yield f"{role.name}: {name}=True is of a frozen model; expected a frozen_step"
+    if role.is_base and role.weights is not None:
+        yield (
+            f"{role.name}: is_base=True takes the weights of the trained model; expected none, got "
+            f"weights={role.weights}"
+        )
+    if role.is_base and role.model:
+        yield (
+            f"{role.name}: is_base=True has the [model] of the trained model; expected no fields, "
+            f"got {', '.join(sorted(role.model))}"
+        )
 
 
 def require_frozen_storage(bundle: c.ModelBundle) -> None:

@@ -154,6 +154,7 @@ def test_a_role_has_weights_of_its_own(tmp_path: Path) -> None:
         assert torch.equal(found[role][name], stored["model.layers.0.mlp.down_proj.weight"])
 
 
+BASE = RoleSpec(name="base", frozen_step=lambda *_: torch.ones(()), is_base=True)
 TP = {"parallel.tensor_model_parallel_size": 2, "parallel.sequence_parallel": True}
 PP = {"parallel.pipeline_model_parallel_size": 2}
 EP = {"parallel.expert_model_parallel_size": 2}
@@ -214,11 +215,46 @@ def test_weights_of_both_are_gathered_before_they_are_saved(
             (RoleSpec(name="policy", model={"num_heads": 2, "heads": 1}),),
             "policy: [model] has no field heads, num_heads",
         ),
+        *(
+            ((RoleSpec(name="policy"), attrs.evolve(CRITIC, model={}, **{name: True})), message)
+            for name, message in (
+                ("is_base", "critic: is_base=True is of a frozen model; expected a frozen_step"),
+                ("ahead", "critic: ahead=True is of a frozen model; expected a frozen_step"),
+            )
+        ),
+        ((RoleSpec(name="policy"), attrs.evolve(BASE, weights="there")), "got weights=there"),
+        (
+            (RoleSpec(name="policy"), attrs.evolve(BASE, model={"num_labels": 1})),
+            "base: is_base=True has the [model] of the trained model; expected no fields, got num_",
+        ),
+        (
+            (RoleSpec(name="policy", is_base=True), BASE),
+            "policy: is_base=True, but the first role trains; expected another role",
+        ),
+        (
+            (RoleSpec(name="policy", ahead=True),),
+            "policy: ahead=True, but the first role trains; expected another role",
+        ),
     ],
-    ids=["none", "first with a step", "no step", "two steps", "one name twice", "field"],
+    ids=[
+        *("none", "first with a step", "no step", "two steps", "one name twice", "field"),
+        *("trained base", "trained ahead", "base with weights", "base with fields"),
+        *("first as base", "first ahead"),
+    ],
 )
 def test_roles_that_cannot_be_built_are_named(roles: tuple[RoleSpec, ...], message: str) -> None:
     config = prepare(DENSE).run_request().config
     with pytest.raises(HookError, match="the roles cannot be built") as error:
         require_roles(roles, config)
     assert any(message in one for one in error.value.problems)
+
+
+def test_every_contradiction_of_a_role_is_named() -> None:
+    config = prepare(DENSE).run_request().config
+    role = attrs.evolve(
+        BASE, frozen_step=None, ahead=True, weights="there", model={"num_labels": 1}
+    )
+    with pytest.raises(HookError) as error:
+        require_roles((RoleSpec(name="policy"), role), config)
+    assert len(error.value.problems) == 5  # with the step that it lacks
+    require_roles((RoleSpec(name="policy"), attrs.evolve(BASE, ahead=True)), config)
