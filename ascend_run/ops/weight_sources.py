@@ -43,11 +43,28 @@ def weights_digest(folder: str | Path, *beside: str) -> str:
         beside: Names of files that count too, in full.
     """
     root = Path(folder)
-    tensors = [line for path in root.glob("*.safetensors") for line in _tensors(path)]
-    digest = hashlib.sha256("\n".join(sorted(tensors)).encode())
+    digest = hashlib.sha256("\n".join(sorted(_lines(root))).encode())
     for name in beside:
         digest.update((root / name).read_bytes())
     return digest.hexdigest()
+
+
+def weights_differ(one: str | Path, other: str | Path) -> bool:
+    """Return whether a tensor that two Hugging Face folders have differs in its dtype, its shape or
+    samples of its values, or they have none in common.
+
+    What only one of them has does not count: a head of another kind, for example.
+    """
+    first, second = (
+        dict(line.split(" ", 1) for line in _lines(Path(root))) for root in (one, other)
+    )
+    common = first.keys() & second.keys()
+    return not common or any(first[name] != second[name] for name in common)
+
+
+def _lines(root: Path) -> Iterator[str]:
+    for path in root.glob("*.safetensors"):
+        yield from _tensors(path)
 
 
 def _tensors(path: Path) -> Iterator[str]:

@@ -8,7 +8,12 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from ascend_run.ops.weight_sources import other_sources, weight_source, weights_digest
+from ascend_run.ops.weight_sources import (
+    other_sources,
+    weight_source,
+    weights_differ,
+    weights_digest,
+)
 
 TENSORS = {name: torch.zeros(300, 40) for name in ("embedding", "layer", "output")}
 """Each is larger than a sample of it."""
@@ -65,6 +70,23 @@ def test_of_another_file_the_content_counts(folder: Path, content: bytes) -> Non
         (folder / "more.safetensors").write_bytes(changed)
         digests.add(weights_digest(folder))
     assert len(digests) == 3
+
+
+def test_weights_differ_where_a_common_tensor_does(folder: Path, tmp_path: Path) -> None:
+    """Not by a head that one of them has; without a common tensor they do."""
+    other, layer = tmp_path / "differing", TENSORS["layer"]
+    other.mkdir()
+    for changed, differ in (
+        (TENSORS, False),
+        ({**TENSORS, "head": layer.clone()}, False),
+        ({"layer": layer}, False),
+        ({**TENSORS, "layer": layer + 1}, True),
+        ({**TENSORS, "layer": layer.view(40, 300)}, True),
+        ({**TENSORS, "layer": layer.view(torch.int32)}, True),
+        ({"head": layer}, True),
+    ):
+        save_file(changed, other / "model.safetensors")
+        assert weights_differ(folder, other) == weights_differ(other, folder) == differ
 
 
 def test_what_differs_is_said_of_each_model(folder: Path) -> None:

@@ -101,15 +101,20 @@ def test_experts_of_another_count_are_refused(
 def test_another_base_of_the_same_shapes_is_refused(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Where the adapter's file tells which weights it was trained beside; PEFT's own does not."""
+    """Where PEFT's settings name a folder that is here, or the file's digest tells."""
     base, other = (write_llama(tmp_path / f"{seed}", 61, seed=seed) for seed in (1, 2))
     adapter = write_peft(peft_model(base), tmp_path / "adapter")
+    assert merged(other, adapter, tmp_path / "of another") == 2
+    message = " ".join(capsys.readouterr().err.split())
+    assert f"names {base} as its base, whose weights differ from those in {other}" in message
+    settings = Path(adapter, "adapter_config.json")
+    settings.write_text(settings.read_text().replace(base, "hub/llama"))
     assert merged(other, adapter, tmp_path / "of any") == 0
     file = Path(adapter, "adapter_model.safetensors")
     save_file(load_file(file), file, metadata=metadata_of(weights_digest(base)))
     assert merged(other, adapter, tmp_path / "of another") == 2
     message = " ".join(capsys.readouterr().err.split())
-    assert f"trained beside other weights ({base}) than those in {other}" in message
+    assert f"trained beside other weights (hub/llama) than those in {other}" in message
     assert not (tmp_path / "of another").exists()
     assert merged(base, adapter, tmp_path / "merged") == 0
 

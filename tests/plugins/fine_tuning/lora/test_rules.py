@@ -397,7 +397,7 @@ def test_an_adapter_that_its_own_run_would_overwrite_is_refused(tmp_path: Path) 
 
 
 def test_an_adapter_of_other_weights_is_refused(tmp_path: Path) -> None:
-    """Of the same shapes; where its file names none, as PEFT's, it is taken."""
+    """Of the same shapes; where its file has no digest of them, as PEFT's, see below."""
     bases = [tmp_path / name for name in ("right", "other")]
     for base in bases:
         base.mkdir()
@@ -411,3 +411,30 @@ def test_an_adapter_of_other_weights_is_refused(tmp_path: Path) -> None:
         for problem in found:
             assert f"lora: plugins.lora.load={named}: the adapter was trained beside" in problem
             assert f"than those in {bases[1]}; name their folder" in problem
+
+
+def test_an_adapter_that_names_a_folder_of_other_weights_is_refused(tmp_path: Path) -> None:
+    """A file of PEFT's names its base: a folder that is here, or what cannot be compared."""
+    names = ("base", "other", "copy", "empty")
+    base, other, copy, empty = folders = [tmp_path / name for name in names]
+    for folder, content in zip(folders, ("weights", "others", "weights", ""), strict=True):
+        folder.mkdir()
+        if content:
+            (folder / "model.safetensors").write_text(content)
+    link = tmp_path / "link"
+    link.symlink_to(base)
+    for named in (base, copy, link, empty, tmp_path / "nowhere", "meta-llama/Llama-2-7b", "", None):
+        wanted = None if named is None else str(named)
+        load = write_header(tmp_path / "adapter", base_model_name_or_path=wanted)
+        assert problems({"load": load}, hf_path=str(base)) == [], named
+    load = write_header(tmp_path / "adapter", base_model_name_or_path=str(other))
+    (found,) = problems({"load": load}, hf_path=str(base))
+    assert found == (
+        f"lora: plugins.lora.load={load}: the adapter names {other} as its base, whose weights "
+        f"differ from those in {base}; name that folder, or, if these are the same in another "
+        f"form, set base_model_name_or_path in the adapter's adapter_config.json to {base}"
+    )
+    # A digest tells more than a name.
+    digest = metadata_of(weights_digest(base))
+    write_header(tmp_path / "adapter", metadata=digest, base_model_name_or_path=str(other))
+    assert problems({"load": load}, hf_path=str(base)) == []

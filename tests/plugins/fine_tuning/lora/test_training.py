@@ -145,7 +145,8 @@ def test_adapters_do_not_go_on_beside_another_base(
     run = values(workplace, tmp_path / "run", train__train_iters=1, checkpoint__save_interval=1)
     gloo_pool.run(whole_run, 1, run, ("lora",), timeout=100)
     other = write_llama(tmp_path / "other", seed=9)
-    again = {**run, "model.hf_path": other, "train.train_iters": 2}
+    # The adapter to load names its base too, and would be refused first.
+    again = {**run, "plugins.lora.load": None, "train.train_iters": 2, "model.hf_path": other}
     (message,) = gloo_pool.run(refusal_of, 1, again, timeout=100)
     assert "the base model differs from that of the checkpoint" in message
     again = {**run, "plugins.lora.alpha": 7.0, "plugins.lora.load": None, "train.train_iters": 2}
