@@ -219,7 +219,10 @@ def _refuse(error: OSError) -> NoReturn:
 def _init(*request: Any) -> NoReturn:
     """Be the second process."""
     _end_with_parent()
+    # The one signal that the program could end this process by: Python has a handler of it.
+    interrupt = signal.signal(signal.SIGINT, signal.SIG_IGN)
     if not (child := os.fork()):
+        signal.signal(signal.SIGINT, interrupt)
         _confined(*request)
     _, status = os.waitpid(child, 0)
     os._exit(KILLED + os.WTERMSIG(status) if os.WIFSIGNALED(status) else 0)

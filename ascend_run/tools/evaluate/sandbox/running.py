@@ -113,10 +113,9 @@ def _outcome(said: bytes, token: bytes, code: int, limits: Limits) -> Outcome:
         raise SandboxError(said.removeprefix(token).decode(errors="replace"))
     if code == runner.TIMED_OUT:
         return Outcome(passed=False, how=f"timed out after {limits.seconds:g} s")
-    if code > runner.KILLED:
-        number = code - runner.KILLED
+    if 0 < (number := code - runner.KILLED) < signal.NSIG:
         name = signal.strsignal(number)
-        return Outcome(passed=False, how=f"killed by signal {number} ({name})")
+        return Outcome(passed=False, how=f"killed by signal {number}{f' ({name})' if name else ''}")
     if len(said) > _MOST_BYTES:
         return Outcome(passed=False, how="wrote to the report of its tests")
     if code != 0:
