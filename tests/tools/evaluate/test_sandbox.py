@@ -172,17 +172,43 @@ def answer_of(machine: str, arch: int, number: int, flags: int = 0) -> int:
         at += 1
 
 
+# By x86_64 and by aarch64: Linux's asm/unistd_64.h and asm-generic/unistd.h.
+NUMBERS = """
+unshare 272 97
+shmget 29 194
+shmat 30 196
+semget 64 190
+msgget 68 186
+add_key 248 217
+request_key 249 218
+keyctl 250 219
+perf_event_open 298 241
+memfd_create 319 279
+bpf 321 280
+userfaultfd 323 282
+memfd_secret 447 447
+io_uring_setup 425 425
+io_uring_enter 426 426
+io_uring_register 427 427
+"""
+ROWS = [line.split() for line in NUMBERS.split("\n") if line]
+NOT_PERMITTED = {
+    "x86_64": {name: int(number) for name, number, _ in ROWS},
+    "aarch64": {name: int(number) for name, _, number in ROWS},
+}
+
+
 @pytest.mark.parametrize(
     ("machine", "arch", "calls"),
     [
-        ("x86_64", 0xC000003E, {"fork": 57, "vfork": 58, "unshare": 272, "clone": 56, "write": 1}),
-        ("aarch64", 0xC00000B7, {"unshare": 97, "clone": 220, "write": 64}),
+        ("x86_64", 0xC000003E, {"fork": 57, "vfork": 58, "clone": 56, "mmap": 9, "write": 1}),
+        ("aarch64", 0xC00000B7, {"clone": 220, "mmap": 222, "write": 64}),
     ],
 )
 def test_the_filter_of_each_processor(machine: str, arch: int, calls: dict[str, int]) -> None:
     allow, error, kill = 0x7FFF0000, 0x00050000, 0x80000000
-    errors = {"fork": 11, "vfork": 11, "unshare": 1, "clone": 11}
-    for name, number in calls.items():
+    errors = {"fork": 11, "vfork": 11, "clone": 11, **dict.fromkeys(NOT_PERMITTED[machine], 1)}
+    for name, number in (calls | NOT_PERMITTED[machine]).items():
         wanted = error | errors[name] if name in errors else allow
         assert answer_of(machine, arch, number) == wanted
     assert answer_of(machine, arch, 435) == error | 38  # clone3
@@ -190,6 +216,23 @@ def test_the_filter_of_each_processor(machine: str, arch: int, calls: dict[str, 
     assert answer_of(machine, arch, calls["clone"], flags=0x01200011) == error | 11
     assert answer_of(machine, arch ^ 1, calls["write"]) == kill
     assert answer_of(machine, arch, 0x40000000 | calls["write"]) == kill
+
+
+def test_there_is_no_memory_beside_what_is_limited() -> None:
+    """Shared memory is in no address space while it is detached."""
+    numbers = NOT_PERMITTED[os.uname().machine]
+    program = f"""
+import ctypes
+libc = ctypes.CDLL(None, use_errno=True)
+def error_of(*words):
+    return 0 if libc.syscall(*map(ctypes.c_long, words)) >= 0 else ctypes.get_errno()
+assert error_of({numbers["shmget"]}, 0, 1 << 20, 0o1600) == 1
+name = ctypes.addressof(ctypes.create_string_buffer(b"x"))
+assert error_of({numbers["memfd_create"]}, name, 0) == 1
+for number in {[*numbers.values()]}:
+    assert error_of(number, *[0] * 6) == 1, number
+"""
+    assert run(program).how == "its tests passed"
 
 
 def test_there_is_no_network() -> None:
