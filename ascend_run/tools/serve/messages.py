@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
 from .errors import ApiError
-from .fields import Fields, wrong
+from .fields import Fields, parsed, wrong
 
 Message = Mapping[str, Any]
 """As chat templates read it: arguments of calls are objects."""
@@ -79,7 +79,7 @@ def _message(name: str, value: Any, names: dict[str, str]) -> Message:
         content = content or ""
     if role == "tool":
         number = fields.any("tool_call_id")
-        if number not in names:
+        if not isinstance(number, str) or number not in names:
             raise wrong(f"{name}.tool_call_id", number, "the id of a call in an earlier message")
         found |= {"tool_call_id": number, "name": fields.any("name") or names[number]}
     found["content"] = _text(f"{name}.content", content)
@@ -116,12 +116,8 @@ def _call(name: str, value: Any) -> dict[str, Any]:
     function = call.get("function")
     if not isinstance(function, dict):
         function = {}
-    try:
-        arguments = json.loads(function.get("arguments", ""))
-    except (TypeError, ValueError, RecursionError):
-        arguments = None
-    texts = (call.get("id"), function.get("name"))
-    if not isinstance(arguments, dict) or not all(isinstance(text, str) for text in texts):
+    arguments, texts = _arguments(function), (call.get("id"), function.get("name"))
+    if arguments is None or not all(isinstance(text, str) for text in texts):
         raise wrong(
             name,
             value,
@@ -130,3 +126,12 @@ def _call(name: str, value: Any) -> dict[str, Any]:
         )
     called = {"name": function["name"], "arguments": arguments}
     return {"id": call["id"], "type": "function", "function": called}
+
+
+def _arguments(function: Mapping[str, Any]) -> Mapping[str, Any] | None:
+    """Return the arguments of a call; None: they are no object as text."""
+    text = function.get("arguments")
+    try:
+        return parsed(text.encode()) if isinstance(text, str) else None
+    except ApiError:
+        return None

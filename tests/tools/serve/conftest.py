@@ -10,7 +10,7 @@ from tests.support.browsers import require_browser, started_browser
 from tests.support.no_network import no_network as no_network
 from tests.tools.report.page import Browser
 
-from .serving import Served, counting, tiny_texts
+from .serving import CALL_TEMPLATE, Served, counting, tiny_texts
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:
@@ -33,4 +33,11 @@ def texts() -> Texts:
 def tiny(texts: Texts) -> Iterator[Served]:
     """One server of the stub for all tests that leave nothing behind."""
     with counting(texts) as server:
+        yield server
+
+
+@pytest.fixture(scope="package")
+def calling(texts: Texts) -> Iterator[Served]:
+    """Likewise, with a template for tools."""
+    with counting(texts, template=CALL_TEMPLATE) as server:
         yield server

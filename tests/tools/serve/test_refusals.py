@@ -22,7 +22,14 @@ from .serving import SECONDS, Served, asked, counting
 BASE = {"model": "tiny", "prompt": "fox"}
 CHAT = {"model": "tiny", "messages": [{"role": "user", "content": "Hi"}]}
 ADD = {"type": "function", "function": {"name": "add", "parameters": {"type": "object"}}}
-CALL = {"id": "a", "type": "function", "function": {"name": "add", "arguments": "{}"}}
+
+
+def _call(arguments: Any) -> dict[str, Any]:
+    function = {"name": "add", "arguments": arguments}
+    return {"id": "a", "type": "function", "function": function}
+
+
+CALL = _call("{}")
 
 
 @pytest.mark.parametrize(
@@ -89,12 +96,23 @@ def test_a_wrong_field_is_named(
             'messages[0].tool_call_id="a": expected the id of a call in an earlier message',
         ),
         (
+            {"messages": [{"role": "tool", "content": "x", "tool_call_id": [[1]]}]},
+            "messages[0].tool_call_id=[[1]]: expected the id of a call",
+        ),
+        (
             {"messages": [{"role": "assistant", "tool_calls": 3}]},
             "messages[0].tool_calls=3: expected a list of calls",
         ),
         (
             {"messages": [{"role": "assistant", "tool_calls": [{**CALL, "id": 3}]}]},
             "messages[0].tool_calls[0]={",
+        ),
+        *(
+            (
+                {"messages": [{"role": "assistant", "tool_calls": [_call(arguments)]}]},
+                "messages[0].tool_calls[0]={",
+            )
+            for arguments in ("[]", '{"a": NaN}', '{"a": "\\ud800"}', '{"a":' * 5000, {"a": 1})
         ),
         (
             {"messages": [{"role": "user", "content": "x", "tool_calls": [CALL]}]},
@@ -174,6 +192,33 @@ def test_no_body_fails_otherwise_than_as_wrong(body: bytes | str) -> None:
     for read in (asked_completion, asked_chat):
         with contextlib.suppress(ApiError):
             read(parsed(content))
+
+
+SOME = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.sampled_from(["", "a", "text", "\x00"]),
+    lambda one: st.lists(one, max_size=2) | st.dictionaries(st.sampled_from(["type", "a"]), one),
+    max_leaves=3,
+)
+ARGUMENTS = st.sampled_from(["{}", '{"a": "\\ud800"}', '{"\\ud800": 1e999}']) | SOME
+CALLS = st.lists(ARGUMENTS.map(_call), max_size=2)
+TURNS = st.fixed_dictionaries(
+    {"role": st.sampled_from(["user", "assistant", "tool"]), "content": st.just("x") | SOME},
+    optional={"tool_calls": CALLS | SOME, "tool_call_id": st.just("a") | SOME, "name": SOME},
+)
+TOOLS = st.fixed_dictionaries({"name": st.just("add"), "parameters": SOME}, optional={"a": SOME})
+
+
+@settings(max_examples=60)
+@given(
+    messages=st.lists(TURNS, min_size=1, max_size=2),
+    tools=st.lists(TOOLS.map(lambda one: {"type": "function", "function": one}), max_size=2) | SOME,
+)
+def test_no_chat_fails_otherwise_than_as_wrong(
+    calling: Served, messages: list[Any], tools: Any
+) -> None:
+    fields = {"model": "tiny", "messages": messages, "tools": tools, "max_tokens": 1}
+    status, answer = calling.post("/v1/chat/completions", fields)
+    assert status in (200, 400), answer
 
 
 def test_a_null_field_counts_as_left_out() -> None:

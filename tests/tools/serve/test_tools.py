@@ -9,9 +9,7 @@ from typing import Any
 import openai
 import pytest
 
-from ascend_run.tools.generate.texts import Texts
-
-from .serving import CALL_TEMPLATE, SECONDS, Served, counting
+from .serving import SECONDS, Served
 
 ADD: Any = {"type": "function", "function": {"name": "add", "parameters": {"type": "object"}}}
 CALL = {"name": "add", "arguments": {"a": 1, "b": "zwei"}}
@@ -22,12 +20,6 @@ TEXTS = {
     "text": ("I < add {}", ""),
     "unknown": (json.dumps({**CALL, "name": "other"}), ""),
 }
-
-
-@pytest.fixture(scope="module")
-def calling(texts: Texts) -> Iterator[Served]:
-    with counting(texts, template=CALL_TEMPLATE) as server:
-        yield server
 
 
 @pytest.fixture(scope="module")
