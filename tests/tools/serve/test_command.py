@@ -74,10 +74,14 @@ def test_it_serves_until_a_signal(
     command: Command, capsys: pytest.CaptureFixture[str], number: int
 ) -> None:
     before = signal.getsignal(number)
-    code, (status, answer) = command.run(
-        then=lambda port: asked(port, "GET", "/v1/models"), number=number
+    code, ((status, answer), (of_another_host, _)) = command.run(
+        then=lambda port: [
+            asked(port, "GET", "/v1/models"),
+            asked(port, "GET", "/v1/models", host="evil.example"),
+        ],
+        number=number,
     )
-    assert (code, status, answer["data"][0]["id"]) == (0, 200, "tiny")
+    assert (code, status, answer["data"][0]["id"], of_another_host) == (0, 200, "tiny", 403)
     assert signal.getsignal(number) is before
     assert command.question is not None
     assert (command.question.model, command.question.name) == (Path("models/tiny"), None)
