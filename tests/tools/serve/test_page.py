@@ -107,6 +107,23 @@ def test_stop_ends_the_answer_and_keeps_it(browser: Browser, talk: Served) -> No
     assert page.evaluate("!at('send').disabled && at('stop').disabled")
 
 
+def test_clear_ends_the_answer_and_drops_it(browser: Browser, talk: Served) -> None:
+    talk.session.pause_after = 3
+    page = opened(browser, talk)
+    send(page, "Hello")
+    until(lambda: len(turns(page)[-1]) == len("assistant: ") + 3)
+    page.evaluate("at('clear').click()")
+    until(lambda: page.evaluate("!at('send').disabled"))
+    assert (turns(page), notes(page)) == ([], [])
+    until(lambda: talk.is_rid)
+    page.evaluate("at('tokens').value = 2")
+    send(page, "And now?")
+    until_shown(page, 1)
+    prompt = talk.session.submitted[-1].prompt
+    assert talk.texts.tokenizer.backend.decode(prompt) == "user: And now?\nassistant:"
+    quiet(page, talk)
+
+
 def test_the_enter_key_sends(browser: Browser, talk: Served) -> None:
     page = opened(browser, talk)
     page.evaluate("(at('text').value = 'Hello', at('text').focus())")
