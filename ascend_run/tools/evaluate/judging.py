@@ -33,7 +33,8 @@ def loaded_tasks(named: Sequence[str], options: TaskOptions) -> list[LoadedTask]
     """Read benchmarks, each named as ``NAME=PATH``.
 
     Raises:
-        ConfigError: A name is unknown, or comes twice; or programs cannot be run; lists all.
+        ConfigError: A name is unknown, or comes twice; or programs cannot be run; lists all
+            problems, those of files too.
         DataError: Files are missing or malformed; lists all problems.
     """
     pairs = [one.partition("=") for one in named]
@@ -46,13 +47,16 @@ def loaded_tasks(named: Sequence[str], options: TaskOptions) -> list[LoadedTask]
     problems += [f"--task {name} is given twice" for name in TASKS if names.count(name) > 1]
     running = [name for name in TASKS if name in names and TASKS[name].program is not None]
     problems += _program_problems(running, options)
+    of_files: list[str] = []
+    loaded = [
+        _loaded(TASKS[name], Path(path), options, of_files)
+        for name, _, path in dict.fromkeys(pairs)
+        if name in TASKS and path
+    ]
     if problems:
-        raise ConfigError("these tasks cannot be evaluated", problems)
-    loaded = []
-    for name, _, path in pairs:
-        loaded.append(_loaded(TASKS[name], Path(path), options, problems))
-    if problems:
-        raise DataError("these tasks cannot be evaluated", problems)
+        raise ConfigError("these tasks cannot be evaluated", problems + of_files)
+    if of_files:
+        raise DataError("these tasks cannot be evaluated", of_files)
     return loaded
 
 

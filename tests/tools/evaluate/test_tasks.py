@@ -283,10 +283,11 @@ def test_bad_rows_of_all_tasks_are_one_message(tmp_path: Path) -> None:
 
 
 def test_tasks_that_cannot_be_named_are_one_message(tmp_path: Path) -> None:
-    message = message_of("mlu=x", "mmlu", "boolq=x", "boolq=y")
+    message = message_of("mlu=x", "mmlu", "boolq=x", "boolq=y", f"bbh={tmp_path}/none")
     assert "--task mlu=x: expected NAME=PATH with NAME one of agieval, bbh, boolq" in message
     assert "--task mmlu: expected NAME=PATH" in message
     assert "--task boolq is given twice" in message
+    assert f"bbh: there is no file or folder {tmp_path}/none" in message
     write_mmlu(tmp_path / "mmlu")
     message = message_of(f"mmlu={tmp_path}/mmlu", num_examples=3)
     assert "mmlu: virology has 2 examples, and --shots is 3" in message
