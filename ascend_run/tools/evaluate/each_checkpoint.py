@@ -10,7 +10,7 @@ import hashlib
 import json
 import shutil
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Final
 
@@ -73,7 +73,7 @@ def evaluate_each(
     """
     run = asked.model
     asked = attrs.evolve(asked, options=attrs.evolve(asked.options, config=_config(run)))
-    folder, record = _checkpoints(run), _as_json(asked)
+    folder, record = _checkpoints(run), _record(asked)
     _require_same(run, each.name, record)
     lost: set[int] = set()
     while True:
@@ -118,7 +118,14 @@ def _evaluated(
         return None
 
 
-def _store(run: Path, name: str, step: int, digest: str, record: str, results: Results) -> None:
+def _store(
+    run: Path,
+    name: str,
+    step: int,
+    digest: str,
+    record: Mapping[str, object],
+    results: Results,
+) -> None:
     """Write the answers to a folder of their own, then the line with the scores."""
     parent = run / _FOLDER / (name or "default")
     parent.mkdir(parents=True, exist_ok=True)
@@ -143,21 +150,22 @@ def _done(run: Path, name: str) -> set[tuple[int, str]]:
     return {(one.step, one.checkpoint) for one in read_evaluations(run) if one.name == name}
 
 
-def _require_same(run: Path, name: str, record: str) -> None:
-    others = {one.asked for one in read_evaluations(run) if one.name == name} - {record}
-    if others:
+def _require_same(run: Path, name: str, record: Mapping[str, object]) -> None:
+    if any(one.asked != record for one in read_evaluations(run) if one.name == name):
         under = f"under the name {name!r}" if name else "without a name"
         raise ConfigError(
             f"{run / FILE_NAME} has scores of other data or options {under}; name these with --name"
         )
 
 
-def _as_json(asked: Evaluation) -> str:
+def _record(asked: Evaluation) -> dict[str, object]:
+    """Return the options as they are read from a line."""
     values = attrs.asdict(asked)
     for name in ("model", "options"):
         del values[name]
     stored = attrs.asdict(attrs.evolve(asked.options, config=None, step=None))
-    return json.dumps({**values, "options": stored}, default=str, sort_keys=True)
+    record: dict[str, object] = json.loads(to_json({**values, "options": stored}))
+    return record
 
 
 def _config(run: Path) -> Path:

@@ -24,8 +24,8 @@ class EvaluatedCheckpoint:
     step: int
     name: str = ""
     """Of the evaluation, where a run has several."""
-    asked: str = ""
-    """What was asked: JSON of the data, the tasks and their options."""
+    asked: Mapping[str, object] = attrs.field(factory=dict)
+    """What was asked: the data, the tasks and their options."""
     checkpoint: str = ""
     """SHA-256 of its manifest: a resumed run may come to the same step again."""
     values: Mapping[str, float] = attrs.field(factory=dict)

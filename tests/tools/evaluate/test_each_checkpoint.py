@@ -126,6 +126,8 @@ def test_a_step_that_is_saved_again_is_evaluated_again(run: Path, asked: Evaluat
     (once,) = evaluate_each(asked, EachCheckpoint(every=3), quietly)
     file = run / "evaluations.jsonl"
     line = json.loads(file.read_text())
+    assert line["asked"]["data"] == [*asked.data]
+    assert line["asked"]["reading"]["append_eod"] is False
     older = {"checkpoint": "0" * 64, "values": dict.fromkeys(line["values"], 0.5)}
     file.write_text(json.dumps({**line, **older}) + "\n" + '{"step": 3, "cut')
     (again,) = evaluate_each(asked, EachCheckpoint(every=3), quietly)

@@ -214,7 +214,9 @@ json_values = st.recursive(
         st.sampled_from(["step", "loss", "event", "expert_load", "expert_load_by_layer", "time"]),
         json_values,
     ),
-    scores=st.dictionaries(st.sampled_from(["step", "name", "checkpoint", "values"]), json_values),
+    scores=st.dictionaries(
+        st.sampled_from(["step", "name", "asked", "checkpoint", "values"]), json_values
+    ),
 )
 def test_no_shape_of_the_files_keeps_the_page_from_coming(
     tmp_path_factory: pytest.TempPathFactory, plan: Any, line: Any, scores: Any
