@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import attrs
 
+_MOST_OTHERS = 128
+"""Connections beside those of requests that wait or run: idle ones, and ones to be refused."""
+
 
 @attrs.frozen(kw_only=True)
 class Limits:
@@ -17,9 +20,16 @@ class Limits:
     """Checked before the body is parsed."""
     max_open: int = 272
     """Requests that wait or run."""
+    max_head_seconds: float = 10.0
+    """From the connection, or the answer before, to the end of a request's head. Unit: seconds."""
     max_seconds: float = 600.0
     """From the complete body to the last token. Unit: seconds."""
     max_body_seconds: float = 30.0
     """Until the body is complete. Unit: seconds."""
     max_unread: int = 256
     """Pieces of a stream that wait for its reader; with one more it is ended."""
+
+    @property
+    def max_connections(self) -> int:
+        """With one more, its request is refused."""
+        return self.max_open + _MOST_OTHERS

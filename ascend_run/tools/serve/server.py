@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import signal
 import socket
 from collections.abc import Iterator
+from typing import Any, cast
 
 import click
 import uvicorn
@@ -14,6 +16,7 @@ from starlette.types import ASGIApp
 from ascend_run.plugin_api.errors import ConfigError
 
 from .app import Service
+from .connections import Connection
 from .engine_thread import EngineThread
 from .guard import LOOPBACK
 from .limits import Limits
@@ -34,7 +37,7 @@ def serve(question: ServeQuestion, host: str, port: int, key: str | None, limits
         with EngineThread(session) as engine:
             hosts = LOOPBACK if host in LOOPBACK else None
             service = Service(model=model, engine=engine, limits=limits, key=key, hosts=hosts)
-            server = server_of(service.app())
+            server = server_of(service.app(), limits)
             engine.on_failure = lambda: setattr(server, "should_exit", True)
             address, number = listener.getsockname()[:2]
             shown = f"[{address}]" if ":" in address else address
@@ -68,13 +71,13 @@ def listening(host: str, port: int) -> socket.socket:
         ) from None
 
 
-def server_of(app: ASGIApp) -> uvicorn.Server:
+def server_of(app: ASGIApp, limits: Limits) -> uvicorn.Server:
     """Return a server of an application, with the choices of this command."""
     return uvicorn.Server(
         uvicorn.Config(
             app,
             loop="asyncio",
-            http="h11",
+            http=cast(Any, functools.partial(Connection, limits)),
             ws="none",
             lifespan="off",
             log_config=None,

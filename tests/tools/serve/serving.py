@@ -45,10 +45,10 @@ TEMPLATE = (
 
 
 @contextlib.contextmanager
-def served(app: ASGIApp) -> Iterator[int]:
+def served(app: ASGIApp, limits: Limits) -> Iterator[int]:
     """Serve an application; yields the port."""
     with contextlib.closing(listening("127.0.0.1", 0)) as listener:
-        server = server_of(app)
+        server = server_of(app, limits)
         server.config.timeout_graceful_shutdown = 1
         thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]})
         thread.start()
@@ -181,8 +181,9 @@ def counting(
     session = CountingSession(texts)
     model = counting_model(texts, template)
     with EngineThread(session) as engine:
-        service = Service(model=model, engine=engine, limits=limits or Limits(), **of_service)
-        with served(service.app()) as port:
+        limits = limits or Limits()
+        service = Service(model=model, engine=engine, limits=limits, **of_service)
+        with served(service.app(), limits) as port:
             yield Served(port=port, session=session, engine=engine, texts=texts)
             session.may_step.set()
 

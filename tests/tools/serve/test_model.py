@@ -73,7 +73,7 @@ def loaded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Loaded]:
         variables = dict(os.environ)  # which are undone after the first test, and needed at the end
         with EngineThread(session) as engine:
             service = Service(model=model, engine=engine, limits=Limits())
-            with served(service.app()) as port:
+            with served(service.app(), service.limits) as port:
                 yield Loaded(
                     port=port,
                     model=model,
