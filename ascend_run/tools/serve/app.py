@@ -89,22 +89,11 @@ class Service:
             ApiError: The request cannot be answered.
         """
         asked = read(parsed(await body_of(http, self.limits)))
+        number = len(asked.prompts) or 1
+        self._require_room(number)  # before the prompts are encoded, which is work
         # In another thread, since a long prompt takes a while to encode.
         requests = await asyncio.to_thread(self.model.requests, asked, self.limits)
-        if len(requests) > self.limits.max_open:
-            raise ApiError(
-                f"{len(requests)} prompts in one request, and at most {self.limits.max_open} are "
-                "taken; send several requests",
-                param="prompt",
-            )
-        if len(self.engine.open) + len(requests) > self.limits.max_open:
-            raise ApiError(
-                f"{len(self.engine.open)} requests wait or run, and no more are taken; ask again "
-                "later",
-                HTTPStatus.SERVICE_UNAVAILABLE,
-                code="overloaded",
-                retry=True,
-            )
+        self._require_room(number)  # which others may have taken meanwhile
         most_unread = self.limits.max_unread if asked.stream else None
         try:
             tickets = [self.engine.submit(one, asked.stop, most_unread) for one in requests]
@@ -119,6 +108,26 @@ class Service:
         )
         reply = Reply(self.engine, tickets, answer, asked.stream, self.limits)
         return cast(Response, reply)  # of which starlette needs the call alone
+
+    def _require_room(self, number: int) -> None:
+        """
+        Raises:
+            ApiError: So many prompts cannot be taken, now or ever.
+        """
+        most, num_open = self.limits.max_open, len(self.engine.open)
+        if number > most:
+            raise ApiError(
+                f"{number} prompts in one request, and at most {most} are taken; send several "
+                "requests",
+                param="prompt",
+            )
+        if num_open + number > most:
+            raise ApiError(
+                f"{num_open} requests wait or run, and no more are taken; ask again later",
+                HTTPStatus.SERVICE_UNAVAILABLE,
+                code="overloaded",
+                retry=True,
+            )
 
     def _card(self) -> dict[str, Any]:
         return {

@@ -6,6 +6,7 @@ import contextlib
 import http.client
 import json
 import socket
+import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -13,8 +14,10 @@ from typing import Any
 import openai
 import pytest
 
+from ascend_run.ops.generation.engine import Request
 from ascend_run.tools.generate.texts import Texts
 from ascend_run.tools.serve.limits import Limits
+from ascend_run.tools.serve.served_model import ServedModel
 
 from .serving import SECONDS, Served, counting, until
 
@@ -58,6 +61,35 @@ def test_prompts_of_one_request_are_counted_each(texts: Texts) -> None:
             )
         assert (status, answer["error"]["code"]) == (503, "overloaded")
         until(lambda: server.is_rid)
+
+
+def test_a_full_queue_refuses_a_prompt_before_it_is_encoded(texts: Texts) -> None:
+    no_token = {"model": "tiny", "prompt": [9999]}
+    with counting(texts, Limits(max_open=1)) as server:
+        assert server.post("/v1/completions", no_token)[0] == 400
+        server.session.may_step.clear()
+        with line_of(server):
+            until(lambda: len(server.engine.open) == 1)
+            assert server.post("/v1/completions", no_token)[0] == 503
+        until(lambda: server.is_rid)
+
+
+def test_of_two_encoded_at_once_the_queue_takes_one(
+    texts: Texts, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    both, encoded = threading.Barrier(2), ServedModel.requests
+
+    def requests(*words: Any) -> list[Request]:
+        both.wait(SECONDS)
+        return encoded(*words)
+
+    monkeypatch.setattr(ServedModel, "requests", requests)
+    with counting(texts, Limits(max_open=1)) as server, ThreadPoolExecutor(2) as threads:
+        server.session.may_step.clear()
+        answers = [threads.submit(server.completion, "fox") for _ in range(2)]
+        until(lambda: any(one.done() for one in answers))
+        server.session.may_step.set()
+        assert {one.result(SECONDS)[0] for one in answers} == {200, 503}
 
 
 def test_a_client_that_vanishes_within_a_stream_ends_it(texts: Texts) -> None:
