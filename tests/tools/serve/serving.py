@@ -77,6 +77,8 @@ class CountingSession:
         self.texts = texts
         self.running: dict[int, tuple[Request, int]] = {}
         self.submitted: list[Request] = []
+        self.stops: list[Sequence[str]] = []
+        """Of each request; an answer ends before a token that is one of them."""
         self.cancelled: list[int] = []
         self.may_step = threading.Event()
         self.may_step.set()
@@ -92,6 +94,7 @@ class CountingSession:
 
     def submit(self, request: Request, stop: Sequence[str] = ()) -> int:
         self.submitted.append(request)
+        self.stops.append(stop)
         self.running[len(self.submitted)] = (request, 0)
         return len(self.submitted)
 
@@ -115,12 +118,16 @@ class CountingSession:
         finish = None
         if count + 1 == request.max_new_tokens:
             finish = Finish.LENGTH
-            del self.running[number]
         token = self.says[count % len(self.says)] if self.says else counted(request, count)
+        text = self.texts.token(token)
+        if text in self.stops[number - 1]:
+            text, finish = "", Finish.STOP
+        if finish is not None:
+            del self.running[number]
         logprob = None if request.sampling.logprobs is None else -0.5
         top = tuple((token + n, -0.5 - n) for n in range(request.sampling.logprobs or 0))
         emitted = Emitted(number, token, finish, logprob, top)
-        return Piece(emitted=emitted, text=self.texts.token(token), finish=finish)
+        return Piece(emitted=emitted, text=text, finish=finish)
 
 
 def counted(request: Request, index: int) -> int:

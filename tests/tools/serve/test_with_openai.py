@@ -106,6 +106,17 @@ def test_several_prompts_have_an_answer_each(client: openai.OpenAI, tiny: Served
     assert (last.choices, last.usage.completion_tokens) == ([], 15)
 
 
+def test_a_stop_word_ends_the_answer(client: openai.OpenAI, tiny: Served) -> None:
+    letters = expected(tiny, "fox", 5)
+    for stop in (letters[3], ["no such text", letters[3]]):
+        fields: Any = {"model": "tiny", "prompt": "fox", "max_tokens": 5, "stop": stop}
+        (choice,) = client.completions.create(**fields).choices
+        assert (choice.text, choice.finish_reason) == (letters[:3], "stop")
+        parts = [part.choices[0] for part in client.completions.create(**fields, stream=True)]
+        assert "".join(part.text for part in parts) == letters[:3]
+        assert parts[-1].finish_reason == "stop"
+
+
 def test_log_probabilities_of_a_completion(client: openai.OpenAI, tiny: Served) -> None:
     arguments = {"model": "tiny", "prompt": "fox", "max_tokens": 3, "logprobs": 2}
     whole = client.completions.create(**arguments).choices[0].logprobs  # type: ignore[call-overload]
