@@ -19,6 +19,7 @@ from tests.support.tiny_llama import write_llama
 pytestmark = pytest.mark.filterwarnings("ignore:.*tp_group is None:DeprecationWarning")
 
 VOCAB, LENGTHS = 400, (29, 12, 40)
+TOLERANCES = {torch.float64: 1e-10, torch.float32: 1e-5}
 
 
 @pytest.fixture(scope="module")
@@ -119,7 +120,7 @@ def require_each_of_its_text(model: GenerationModel, ids: Sequence[int], logits:
     """Each new token's logits are the last ones of a whole forward over the text before it."""
     for back, got in enumerate(logits.flip(0), start=1):
         want = whole(model, ids[:-back])[-1]
-        torch.testing.assert_close(got, want, rtol=0, atol=1e-10)
+        torch.testing.assert_close(got, want, rtol=0, atol=TOLERANCES[got.dtype])
 
 
 @pytest.mark.exhaustive
@@ -146,7 +147,7 @@ def test_logits_are_those_of_transformers(
 def test_logits_in_float32_are_close(folder: Path, sequences: list[list[int]]) -> None:
     with loaded_model(folder, SourceOptions(), torch.float32) as model:
         for got, ids in zip(logits_in_chunks(model, sequences, 3), sequences, strict=True):
-            torch.testing.assert_close(got, whole(model, ids), rtol=0, atol=1e-5)
+            torch.testing.assert_close(got, whole(model, ids), rtol=0, atol=TOLERANCES[got.dtype])
 
 
 def test_logits_in_bfloat16_are_close(folder: Path, sequences: list[list[int]]) -> None:

@@ -22,7 +22,13 @@ from ascend_run.tools.generate.model_options import ModelOptions
 from ascend_run.tools.generate.searching import searched
 from tests.support.tiny_llama import write_llama
 
-from .test_logits import logits_in_chunks, logits_of_new, require_each_of_its_text, whole
+from .test_logits import (
+    TOLERANCES,
+    logits_in_chunks,
+    logits_of_new,
+    require_each_of_its_text,
+    whole,
+)
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*tp_group is None:DeprecationWarning")
 
@@ -62,9 +68,9 @@ def write(folder: Path, kind: str) -> Path:
     return folder
 
 
-def opened(folder: Path, rope_length: int | None = None) -> Any:
+def opened(folder: Path, rope_length: int | None = None, dtype: torch.dtype = torch.float64) -> Any:
     options = ModelOptions(rope_length=rope_length)
-    return loaded_model(folder, SourceOptions(), torch.float64, options)
+    return loaded_model(folder, SourceOptions(), dtype, options)
 
 
 def of_transformers(folder: Path, prompt: Sequence[int], num_new: int) -> Tensor:
@@ -87,17 +93,19 @@ def of_transformers(folder: Path, prompt: Sequence[int], num_new: int) -> Tensor
 
 @pytest.mark.exhaustive
 @pytest.mark.parametrize("lengths", [(11, 9), (16, 16), (17, 6), (30, 22)], ids=str)
+@pytest.mark.parametrize("dtype", TOLERANCES, ids=str)
 @pytest.mark.parametrize("kind", SCALINGS)
 def test_steps_of_a_scaling_are_as_its_whole_forward(
-    kind: str, lengths: tuple[int, ...], tmp_path: Path
+    kind: str, dtype: torch.dtype, lengths: tuple[int, ...], tmp_path: Path
 ) -> None:
     """Texts on both sides of the boundary, in one batch."""
     draw = random.Random(1)
     sequences = [[draw.randrange(61) for _ in range(length)] for length in lengths]
-    with opened(write(tmp_path, kind)) as model:
+    with opened(write(tmp_path, kind), dtype=dtype) as model:
+        wanted = [whole(model, ids) for ids in sequences]
         for size in (1, 3, 16, 64, draw):
-            for got, ids in zip(logits_in_chunks(model, sequences, size), sequences, strict=True):
-                torch.testing.assert_close(got, whole(model, ids), rtol=0, atol=1e-10)
+            for got, want in zip(logits_in_chunks(model, sequences, size), wanted, strict=True):
+                torch.testing.assert_close(got, want, rtol=0, atol=TOLERANCES[dtype])
 
 
 @pytest.mark.parametrize("prompts", [(1, 14), (16, 17), (10, 30)], ids=str)
