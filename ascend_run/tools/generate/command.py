@@ -122,10 +122,14 @@ def _prompts(prompt: str | None, file: Path | None) -> list[str]:
     Raises:
         UsageError: Neither a prompt nor a file is named, or both, or the file has none.
     """
-    if (prompt is None) == (file is None):
-        raise click.UsageError("say what to continue: a PROMPT, or --prompts FILE")
+    if prompt is not None:
+        if file is not None:
+            raise click.UsageError(
+                f"both name what to continue: the PROMPT {prompt!r} and --prompts {file}; give one"
+            )
+        return [prompt]
     if file is None:
-        return [] if prompt is None else [prompt]
+        raise click.UsageError("say what to continue: a PROMPT, or --prompts FILE")
     try:
         lines = file.read_text("utf-8").splitlines()
     except (OSError, UnicodeDecodeError) as problem:

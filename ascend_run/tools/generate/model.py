@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
+from typing import Any
 
 import attrs
 import torch
@@ -17,7 +18,7 @@ from ascend_run.ops.generation.positions import RotaryPositions
 from ascend_run.ops.generation.step import Step
 from ascend_run.ops.generation.text_lengths import TextLengths
 from ascend_run.plugin_api.errors import ConfigError
-from ascend_run.tools.convert.building import built_bundle, compute_dtype
+from ascend_run.tools.convert.building import built_bundle, compute_dtype, prepared_model
 from ascend_run.tools.convert.formats.model_source import ModelSource
 from ascend_run.tools.convert.opening import open_model, recognised
 from ascend_run.tools.convert.source_options import SourceOptions
@@ -143,10 +144,8 @@ def _stage(
             built_bundle(
                 source,
                 dtype,
-                refusal=f"the model of {source.folder} cannot be built to generate",
                 plugins=[GenerationHooks(forward, lean, latents)],
-                world_size=model_options.world_size,
-                layout=model_options.layout(experts=bool(source.config.model.num_moe_experts)),
+                **_layout(source, model_options),
             )
         )
         stage = Stage(bundle, context, forward, lean, latents)
@@ -155,6 +154,27 @@ def _stage(
         if (rotary := stage.chunk.rotary) is not None:
             stage.positions = RotaryPositions(rotary.at, lengths, dtype, torch.device("cpu"))
         yield stage, lengths
+
+
+def require_layout(path: Path, options: SourceOptions, model_options: ModelOptions) -> None:
+    """Refuse ranks that no run can have this model on, before they are started.
+
+    Raises:
+        AscendRunError: It cannot be read, or split so; lists all.
+    """
+    with ExitStack() as stack:
+        source = open_model(path, recognised(path, options.step), options, stack)
+        prepared_model(source, **_layout(source, model_options))
+
+
+def _layout(source: ModelSource, options: ModelOptions) -> dict[str, Any]:
+    """Return how a run of the model is prepared."""
+    words = f" with {options.words}" if options.words else ""
+    return {
+        "refusal": f"the model of {source.folder} cannot be built to generate{words}",
+        "world_size": options.world_size,
+        "layout": options.layout(experts=bool(source.config.model.num_moe_experts)),
+    }
 
 
 def _require_generating(

@@ -33,6 +33,12 @@ class ModelOptions:
         """Data-parallel replicas."""
         return max(1, self.world_size // (self.tp * self.pp))
 
+    @property
+    def words(self) -> str:
+        """Return the sizes as the command line has them, without those of one rank."""
+        sizes = {"--tp": self.tp, "--pp": self.pp, "--ep": self.ep, "--nproc": self.nproc or 1}
+        return " ".join(f"{name} {size}" for name, size in sizes.items() if size > 1)
+
     def layout(self, *, experts: bool) -> list[str]:
         """Return the sizes as overrides of a config.
 

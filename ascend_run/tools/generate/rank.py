@@ -26,6 +26,7 @@ def ran_on_ranks(question: Question) -> bool:
         Whether it ran; otherwise this process answers, as the only rank or the first one.
 
     Raises:
+        AscendRunError: The model cannot be read, or be on these ranks; none has been started.
         RankFailure: A rank failed; all have been terminated.
     """
     from ascend_run.core.rank.rank_environment import find_rank_environment
@@ -36,6 +37,9 @@ def ran_on_ranks(question: Question) -> bool:
     from ascend_run.launch.agent import launch_ranks
     from ascend_run.launch.options import LaunchOptions
 
+    from .model import require_layout
+
+    require_layout(question.model, question.options, question.model_options)
     os.environ.setdefault(_THREADS, str(max(1, (os.cpu_count() or 1) // nproc)))
     request = {
         "parameters": _as_json(click.get_current_context().params),

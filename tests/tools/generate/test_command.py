@@ -143,19 +143,32 @@ def test_without_json_prompt_and_answer_are_one_text(
     [
         (["{folder}/nowhere", "fox"], "no folder at"),
         (["{folder}"], "a PROMPT, or --prompts FILE"),
+        (["{folder}", "fox", "--prompts", "x"], "the PROMPT 'fox' and --prompts x; give one"),
         (["{folder}", "fox", "--tokenizer", "/none"], "no tokenizer found; name one with"),
         (["{folder}", "--prompts", "/none"], "--prompts /none cannot be read: No such file"),
         (["{folder}", ""], "prompt 1 is empty, and the tokenizer adds no token"),
         (["{folder}", "fox " * 200], "and the model's longest text has 128"),
         (["{folder}", "fox", "--max-new-tokens", "0"], "max-new-tokens"),
     ],
-    ids=["folder", "nothing", "tokenizer", "file", "empty", "long", "no-tokens"],
+    ids=["folder", "nothing", "both", "tokenizer", "file", "empty", "long", "no-tokens"],
 )
 def test_what_cannot_be_answered_is_one_message(
     folder: Path, capsys: pytest.CaptureFixture[str], words: list[str], message: str
 ) -> None:
     assert run(["generate", *(word.format(folder=folder) for word in words)]) == 2
     assert message in capsys.readouterr().err
+
+
+def test_ranks_that_cannot_share_the_model_are_refused_before_their_start(
+    folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from ascend_run.launch import agent
+
+    monkeypatch.setattr(agent, "launch_ranks", None)
+    assert run(["generate", str(folder), "fox", "--tp", "3"]) == 2
+    error = capsys.readouterr().err
+    assert error.startswith(f"error: the model of {folder} cannot be built to generate with --tp 3")
+    assert "model.num_attention_heads=4 cannot be split over" in error
 
 
 def test_ids_beyond_the_vocabulary_name_the_tokenizer(
