@@ -14,6 +14,7 @@ from ascend_run.tools.convert.source_options import SourceOptions, source_option
 from ascend_run.tools.generate.model_options import (
     dtype_option,
     rope_length_option,
+    template_option,
     tokenizer_option,
 )
 from ascend_run.tools.generate.sampling_options import SamplingOptions, sampling_options
@@ -43,11 +44,7 @@ from ascend_run.tools.generate.sampling_options import SamplingOptions, sampling
     help="Longest answer; the model's longest text ends it too.",
 )
 @tokenizer_option
-@click.option(
-    "--template",
-    metavar="NAME|FILE",
-    help="Chat template: a known name, or a .jinja file; default: the tokenizer's own.",
-)
+@template_option
 @source_options
 @dtype_option
 @rope_length_option

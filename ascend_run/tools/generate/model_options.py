@@ -53,6 +53,12 @@ class ModelOptions:
         return [*found, "parallel.sequence_parallel=true"] if experts and self.tp > 1 else found
 
 
+template_option: Final = click.option(
+    "--template",
+    metavar="NAME|FILE",
+    help="Chat template: a known name, or a .jinja file; default: the tokenizer's own.",
+)
+
 tokenizer_option: Final = click.option(
     "--tokenizer",
     type=click.Path(path_type=Path),

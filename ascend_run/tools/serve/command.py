@@ -13,6 +13,7 @@ from ascend_run.tools.convert.source_options import SourceOptions, source_option
 from ascend_run.tools.generate.model_options import (
     dtype_option,
     rope_length_option,
+    template_option,
     tokenizer_option,
 )
 
@@ -45,11 +46,7 @@ _PACKAGES: Final = ("starlette", "uvicorn")
 )
 @click.option("--name", help="Name of the model in requests; default: that of its folder.")
 @tokenizer_option
-@click.option(
-    "--template",
-    metavar="NAME|FILE",
-    help="Chat template: a known name, or a .jinja file; default: the tokenizer's own.",
-)
+@template_option
 @source_options
 @dtype_option
 @rope_length_option
