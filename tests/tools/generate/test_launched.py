@@ -11,6 +11,8 @@ import pytest
 
 from ascend_run.entrypoints.cli import run
 from ascend_run.text.tokenizer import train_tokenizer
+from tests.support.loopback import own_network as own_network
+from tests.support.loopback import with_loopback_only
 from tests.support.tiny_llama import write_llama
 
 TEXT = "the quick brown fox jumps over a lazy dog"
@@ -37,27 +39,32 @@ def ranks_of(process: subprocess.Popen[str]) -> dict[str, psutil.Process]:
     return found
 
 
-@pytest.mark.exhaustive(by=lambda layout, dies: ())
-@pytest.mark.parametrize("dies", [False, True], ids=["lives", "dies"])
+@pytest.mark.exhaustive(by=lambda layout, how: {how} & {"offline"})
+@pytest.mark.parametrize("how", ["lives", "offline", "dies"])
 @pytest.mark.parametrize("layout", ["--tp", "--pp"])
 def test_launched_ranks_answer_as_one_or_end_together(
     layout: str,
-    dies: bool,
+    how: str,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
+    request: pytest.FixtureRequest,
 ) -> None:
-    """A rank that dies ends all, with one message."""
+    """Also in a network that has nothing but loopback. A rank that dies ends all, with one
+    message."""
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
     words = ["the quick", "--dtype", "fp64", "--json", "--max-new-tokens"]
     folder = written(tmp_path)
-    if not dies:
-        assert run(["generate", str(folder), *words, "8"]) == 0
+    if how != "dies":
+        words = [*words, "8"]
+        launched = command(folder, *words, layout, "2")
+        if how == "offline":
+            request.getfixturevalue("own_network")
+            launched = with_loopback_only(launched)
+        assert run(["generate", str(folder), *words]) == 0
         one = json.loads(capsys.readouterr().out)
-        launched = subprocess.run(
-            command(folder, *words, "8", layout, "2"), capture_output=True, text=True, timeout=100
-        )
-        assert one == json.loads(launched.stdout)
+        done = subprocess.run(launched, capture_output=True, text=True, timeout=100)
+        assert one == json.loads(done.stdout), done.stderr
         assert len(one["ids"]) == 8
         return
     process = subprocess.Popen(

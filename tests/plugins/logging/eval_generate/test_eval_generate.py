@@ -30,8 +30,12 @@ from ascend_run.types.layout import world_size
 from tests.plugins.models.cases import BY_NAME
 from tests.plugins.models.published import publish
 from tests.support.generated import generated, write_words
+from tests.support.no_network import no_network as no_network
 
-pytestmark = pytest.mark.filterwarnings("ignore:.*tp_group is None:DeprecationWarning")
+pytestmark = [
+    pytest.mark.filterwarnings("ignore:.*tp_group is None:DeprecationWarning"),
+    pytest.mark.usefixtures("no_network"),
+]
 
 PROMPTS: Final = [[3, 1, 4, 1, 5], [2], [9] * 12, [*range(40, 52)], [7, 7]]
 """Two end with the model's longest text; there is an odd number in each step."""
