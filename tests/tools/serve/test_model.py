@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import gc
+import http.client
 import json
 import os
 import random
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from itertools import pairwise
+from itertools import cycle, pairwise
 from typing import Any
 
 import attrs
@@ -21,7 +23,7 @@ import pytest
 from ascend_run.ops.generation.engine import Request
 from ascend_run.plugin_api.errors import ConfigError
 from ascend_run.text.tokenizer import train_tokenizer
-from ascend_run.tools.generate.session import Session
+from ascend_run.tools.generate.session import Piece, Session
 from ascend_run.tools.serve.app import Service
 from ascend_run.tools.serve.engine_thread import EngineThread
 from ascend_run.tools.serve.limits import Limits
@@ -112,6 +114,15 @@ def _nothing_is_left(loaded: Loaded, no_network: None) -> Iterator[None]:
     assert loaded.cache.free_tokens == loaded.cache.num_pages * loaded.cache.page_size
 
 
+@contextlib.contextmanager
+def streaming(loaded: Loaded, **fields: Any) -> Iterator[http.client.HTTPResponse]:
+    """Ask for a stream; the connection is closed at the end."""
+    with contextlib.closing(http.client.HTTPConnection("127.0.0.1", loaded.port, SECONDS)) as line:
+        body = json.dumps({"model": "llama", "stream": True, "temperature": 0, **fields})
+        line.request("POST", "/v1/completions", body, {"content-type": "application/json"})
+        yield line.getresponse()
+
+
 def streamed(client: openai.OpenAI, prompt: str) -> str:
     parts = client.completions.create(
         model="llama", prompt=prompt, max_tokens=8, temperature=0, stream=True
@@ -161,6 +172,30 @@ def test_the_finish_and_stop_words_are_those_of_the_engine(loaded: Loaded) -> No
         assert (choice["text"], choice["finish_reason"]) == (text[: text.index(word)], "stop")
 
 
+def test_a_stream_closed_within_frees_its_pages(
+    loaded: Loaded, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    steps, is_closed = 0, threading.Event()
+
+    def step() -> list[Piece]:
+        nonlocal steps
+        steps += 1
+        if steps == 3:
+            is_closed.wait(SECONDS)
+        return found()
+
+    found, free = loaded.engine._session.step, loaded.cache.free_tokens
+    monkeypatch.setattr(loaded.engine._session, "step", step)
+    with streaming(loaded, prompt="the quick", max_tokens=40) as answer:
+        assert answer.read(6) == b"data: "
+        assert loaded.cache.free_tokens < free
+    until(lambda: not loaded.engine.open)
+    is_closed.set()
+    until(lambda: loaded.engine.is_idle)
+    assert steps < 10, "the answer does not go on"
+    assert loaded.cache.free_tokens == free
+
+
 def test_a_stated_length_is_that_of_the_model(loaded: Loaded) -> None:
     message = "--rope-length 9: it goes with the RoPE scalings"
     question = ServeQuestion(model=loaded.model.texts.path.parent, rope_length=9)
@@ -201,11 +236,33 @@ def test_a_chat_has_the_special_tokens_of_its_template(loaded: Loaded) -> None:
 @pytest.mark.exhaustive(by=lambda number: [0] * (number == 300))
 @pytest.mark.parametrize("number", [300, 5000])
 def test_memory_does_not_grow(loaded: Loaded, number: int) -> None:
+    """Of whole answers, streams, chats, and streams that are closed within."""
+
+    def whole(prompt: str) -> None:
+        loaded.text(prompt, max_tokens=2)
+
+    def stream(prompt: str) -> None:
+        with streaming(loaded, prompt=prompt, max_tokens=2) as answer:
+            assert answer.read().endswith(b"[DONE]\n\n")
+
+    def chat(prompt: str) -> None:
+        body = {"model": "llama", "messages": [{"role": "user", "content": prompt}]}
+        assert post(loaded.port, "/v1/chat/completions", {**body, "max_tokens": 2})[0] == 200
+
+    def closed(prompt: str) -> None:
+        with streaming(loaded, prompt=prompt, max_tokens=40) as answer:
+            assert answer.read(6) == b"data: "
+
+    lines = psutil.Process().net_connections
+
     def asked(count: int) -> None:
+        kinds: Sequence[Callable[[str], None]] = [whole, stream, chat, closed]
+        some = [*loaded.alone] * -(-count // len(loaded.alone))
         with ThreadPoolExecutor(8) as threads:
-            ask: Callable[[str], str] = lambda prompt: loaded.text(prompt, max_tokens=2)  # noqa: E731
-            some: Sequence[str] = [*loaded.alone] * (-(-count // len(loaded.alone)))
-            assert len([*threads.map(ask, some)]) >= count
+            done = threads.map(lambda kind, prompt: kind(prompt), cycle(kinds), some)
+            assert len([*done]) >= count
+        until(lambda: loaded.engine.is_idle and not loaded.engine.open)
+        until(lambda: not any(one.laddr[1:] == (loaded.port,) and one.raddr for one in lines()))
 
     def used() -> tuple[int, int]:
         gc.collect()
