@@ -7,7 +7,7 @@ import tempfile
 from typing import Final
 
 from .generation import MODEL
-from .protocol import Benchmark, Settings, device, worker
+from .protocol import Benchmark, Settings, alternating, device, worker
 from .rows import Row, compared
 
 GOAL: Final = 1 / 1.05
@@ -27,18 +27,20 @@ def _name(work: str) -> str:
 
 def _row(work: str, settings: Settings) -> Row:
     words = ["--steps", str(settings.steps), "--warmup", str(settings.warmup)]
-    found = []
     with tempfile.TemporaryDirectory() as folder:
         worker("serving_worker", "write", "none", folder)
-        for pair in range(1, settings.pairs + 1):
-            settings.report(f"{_name(work)}: pair {pair} of {settings.pairs}")
-            found.append(worker("serving_worker", "serve", work, folder, *words))
+        served, library = alternating(
+            settings,
+            lambda: worker("serving_worker", "served", work, folder, *words),
+            lambda: worker("serving_worker", "library", work, folder, *words),
+            _name(work),
+        )
     return compared(
         name=_name(work),
-        ours=[one["tokens"] / one["served_seconds"] for one in found],
-        peer=[one["tokens"] / one["library_seconds"] for one in found],
+        ours=[one["tokens"] / one["seconds"] for one in served],
+        peer=[one["tokens"] / one["seconds"] for one in library],
         unit="tokens/s",
         goal=GOAL,
-        note="streamed by HTTP, in turn with the call; the client works in the same process",
+        note="streamed by HTTP; the client works in the process of the server",
         device=device(),
     )

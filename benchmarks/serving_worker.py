@@ -1,6 +1,8 @@
-"""Ask a served model, and the same model by the library, in turn; prints one JSON line.
+"""Ask a served model, or the same model by the library; prints one JSON line.
 
-Server and client share this process, so the client's work counts as the server's.
+Server and client share this process, so the client's work counts as the server's. A process has one
+way alone: each thread that computes has a pool of its own, whose idle threads would wait beside the
+other's.
 """
 
 from __future__ import annotations
@@ -90,43 +92,38 @@ def both(folder: Path) -> Iterator[dict[str, Answers]]:
 
     question = ServeQuestion(model=folder, name=NAME)
     with opened(question) as (model, session), EngineThread(session) as engine:
-        service = Service(model=model, engine=engine, limits=Limits())
-        server = server_of(service.app())
+        limits = Limits()
+        service = Service(model=model, engine=engine, limits=limits)
+        server = server_of(service.app(), limits)
         with closing(listening("127.0.0.1", 0)) as listener:
             thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]})
             thread.start()
             try:
-                yield {
-                    "library_seconds": by_library(session),
-                    "served_seconds": by_server(listener.getsockname()[1]),
-                }
+                port = listener.getsockname()[1]
+                yield {"library": by_library(session), "served": by_server(port)}
             finally:
                 server.should_exit = True
                 thread.join(60)
 
 
-def measured(
-    ways: dict[str, Answers], given: Sequence[Request], steps: int, warmup: int
-) -> dict[str, float]:
-    """Return the median seconds of each way, measured in turn, and the number of tokens."""
+def seconds(answers: Answers, given: Sequence[Request], steps: int, warmup: int) -> float:
+    """Return the median of so many calls."""
     import torch
 
-    seconds: dict[str, list[float]] = {name: [] for name in ways}
+    found = []
     wanted = [new for _, new in given]
     with torch.no_grad():
         for step in range(warmup + steps):
-            for name, answers in ways.items():
-                begin = time.perf_counter()
-                assert answers(given) == wanted
-                if step >= warmup:
-                    seconds[name].append(time.perf_counter() - begin)
-    medians = {name: statistics.median(values) for name, values in seconds.items()}
-    return {**medians, "tokens": sum(wanted)}
+            begin = time.perf_counter()
+            assert answers(given) == wanted
+            if step >= warmup:
+                found.append(time.perf_counter() - begin)
+    return statistics.median(found)
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("system", choices=("write", "serve"))
+    parser.add_argument("system", choices=("write", "library", "served"))
     parser.add_argument("work", choices=("none", "one", "batch"))
     parser.add_argument("folder", type=Path)
     parser.add_argument("--steps", type=int, default=4)
@@ -140,7 +137,8 @@ def main() -> None:
     else:
         given = generation_worker.requests(options.work)
         with both(options.folder) as ways:
-            found = measured(ways, given, options.steps, options.warmup)
+            taken = seconds(ways[options.system], given, options.steps, options.warmup)
+        found = {"seconds": taken, "tokens": sum(new for _, new in given)}
     print(json.dumps(found))
 
 

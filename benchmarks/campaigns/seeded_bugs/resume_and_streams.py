@@ -63,8 +63,8 @@ _RESUMED: Final = (
     Bug(
         name="resume-schedule-begins-again",
         what="the learning-rate schedule is not restored",
-        target=f"{_LOADED}:Progress.load_state_dict",
-        old="self._scheduler.step(progress.schedule_steps - self._scheduler.num_steps)",
+        target=f"{_LOADED}:_restore_update",
+        old="bundle.scheduler.step(schedule_steps - bundle.scheduler.num_steps)",
         new="pass",
         resume=True,
         modules="progress",
@@ -74,7 +74,7 @@ _RESUMED: Final = (
     Bug(
         name="resume-forgets-loss-scale",
         what="the state of the loss scale is not restored",
-        target=f"{_LOADED}:Progress.load_state_dict",
+        target=f"{_LOADED}:_restore_update",
         old='scaler.load_state_dict({**saved, "scale": scale})',
         new="pass",
         config={"train.precision": "fp16"},
