@@ -21,8 +21,8 @@ def token_bytes(config: RunConfig, dtype: torch.dtype, tp: int = 1) -> int:
     """
     model = config.model
     if model.multi_latent_attention:
-        width: int = model.kv_lora_rank + model.qk_pos_emb_head_dim
-        return model.num_layers * tp * width * dtype.itemsize  # type: ignore[no-any-return]
+        width: int = model.num_layers * (model.kv_lora_rank + model.qk_pos_emb_head_dim)
+        return tp * width * dtype.itemsize
     widths = head_widths(model)
     heads: int = model.num_query_groups or model.num_attention_heads
     num_layers: int = model.num_layers

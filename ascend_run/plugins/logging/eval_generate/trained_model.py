@@ -26,7 +26,7 @@ class TrainedModel:
     """Computes the same steps on all ranks at the same time.
 
     Data- and context-parallel ranks compute the same tokens, so that experts on other ranks have
-    what they exchange. All get the logits of one rank, so that no rounding makes them part.
+    what they exchange. All get the logits of one rank, so all choose the same tokens.
     """
 
     def __init__(
